@@ -1,0 +1,88 @@
+"""The bytes of a record that are hashed: RFC 8785, the JSON Canonicalization Scheme.
+
+A hash needs one byte sequence for one value.  RFC 8785 fixes it: keys sorted by their
+UTF-16 code units, no white space, the shortest escapes, and numbers as ECMAScript
+prints them.  So a verifier in any language computes the same id.
+
+Python's own encoder produces exactly those bytes as long as no number and no key is
+among the few where the two differ (1.0, 1e16, 1e-7, -0.0, keys outside the basic
+plane), at a tenth of the time.  ``canonical_bytes`` takes that road when every value
+allows it and the ``rfc8785`` package otherwise; a property test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import rfc8785
+
+UNHASHED = ("evidence_id", "signature")
+# Between these, repr() and ECMAScript print a float with a fraction alike.
+_SMALLEST, _LARGEST = 1e-4, 1e16
+_SAFE = 2**53 - 1
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+).encode
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """The RFC 8785 bytes of a JSON value; ValueError for NaN or integers beyond 2^53."""
+    if _plain(value):
+        return _encode(value).encode("utf-8")
+    return rfc8785.dumps(value)
+
+
+def _plain(value: Any) -> bool:
+    """Whether Python's own encoder prints this value as RFC 8785 does."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return bool(-_SAFE <= value <= _SAFE)
+    if kind is float:
+        number: float = value
+        return _SMALLEST <= abs(number) < _LARGEST and not number.is_integer()
+    if kind is list:
+        return all(map(_plain, value))
+    if kind is dict:
+        return all(type(key) is str and key.isascii() for key in value) and all(
+            map(_plain, value.values())
+        )
+    return False
+
+
+def evidence_id(record: dict[str, Any]) -> str:
+    """The id of a record: lowercase hex sha256 of its canonical bytes less id and signature."""
+    body = {key: value for key, value in record.items() if key not in UNHASHED}
+    return hashlib.sha256(canonical_bytes(body)).hexdigest()
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A record's JSON object from bytes; ValueError says why they are not one.
+
+    Duplicate keys are refused: two readers could then see two different records.
+    """
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key is given twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
