@@ -1,0 +1,96 @@
+"""What a child wrote: a file that keeps everything, and a text that keeps both ends.
+
+A pipe ends only when its last writer does, so a daemon that a program leaves behind can hold
+its reader for ever; and what is read from a pipe has to be held somewhere.  A file has
+neither trouble.  Of a long output the beginning (versions, configuration) and the end (the
+error) are worth reading: those are kept as text, with a line between that says how much is
+missing.  Programs write any bytes they like, so decoding replaces what is not UTF-8.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import tempfile
+from pathlib import Path
+
+from ikit_mcp.registry import OpError
+
+KEEP_BYTES = 64 << 10
+"""How much of each end of an output is kept as text, unless the caller says otherwise."""
+
+
+class Output:
+    """One output file of a child, open for reading and appending in this process.
+
+    ``path`` None makes a file without a name in the temporary folder: it is gone when closed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = None if path is None else Path(path)
+        self.fd = _unnamed() if self.path is None else _open(self.path)
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self.fd).st_size
+
+    def cut(self, limit: int) -> None:
+        """Drop what lies beyond ``limit`` bytes."""
+        if self.size() > limit:
+            os.ftruncate(self.fd, limit)
+
+    def text(self, keep: int = KEEP_BYTES) -> str:
+        """The whole output if it has at most ``2 * keep`` bytes, else its first and last ``keep``.
+
+        Invalid bytes become U+FFFD; a character that the cut splits is left out.
+        """
+        size = self.size()
+        if size <= 2 * keep:
+            return self._read(0, size).decode("utf-8", "replace")
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(self._read(0, keep))
+        tail = self._read(size - keep, keep)
+        inside = next((i for i, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
+        end = tail[inside:].decode("utf-8", "replace")
+        return f"{head}\n[... {size - 2 * keep} bytes left out ...]\n{end}"
+
+    def _read(self, offset: int, count: int) -> bytes:
+        """Exactly these bytes, or fewer where the file has meanwhile become shorter."""
+        data = bytearray()
+        while len(data) < count:
+            chunk = os.pread(self.fd, count - len(data), offset + len(data))
+            if not chunk:
+                break
+            data += chunk
+        return bytes(data)
+
+    def close(self) -> None:
+        """Give the file up; one without a name is gone then."""
+        os.close(self.fd)
+
+
+def _open(path: Path) -> int:
+    """An empty file of ours at the path, opened for appending: two writers never overwrite."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise OpError(
+            f"cannot write the output file {path}: {error.strerror}",
+            "give a path in a folder that exists and can be written",
+        ) from None
+
+
+def _unnamed() -> int:
+    """A file that has already been removed: nobody finds it, nobody has to clean up."""
+    try:
+        fd, name = tempfile.mkstemp(prefix="ikit-output-")
+    except OSError as error:
+        raise OpError(
+            f"cannot make a temporary file: {error.strerror}", "free space, or set TMPDIR"
+        ) from None
+    os.close(fd)
+    opened = _open(Path(name))
+    if os.name == "posix":
+        Path(name).unlink()
+    return opened
