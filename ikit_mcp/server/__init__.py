@@ -1,0 +1,1 @@
+"""The MCP server over the registry: nothing but this package imports ``mcp``."""

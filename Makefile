@@ -1,0 +1,61 @@
+# Two commands: `make demo` shows what ikit-mcp does, `make test` proves it.
+# Each makes .venv by itself; Python 3.11 or newer and make are all they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PACKAGE_SOURCES := $(shell find ikit_mcp ops/ikit_ops -name '*.py' -o -name '*.json')
+
+.PHONY: demo test lint types unit wheel bench generated clean
+
+demo: $(VENV)/base
+	$(BIN)/python agent_examples/01_scripted_client/main.py
+
+test: lint types unit wheel
+
+lint: $(VENV)/dev
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/deptry --no-ansi .
+	$(BIN)/codespell $$(git ls-files 2>/dev/null || find . -name '*.py' -not -path './.venv/*')
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin ikit_mcp ops/ikit_ops
+	$(BIN)/mypy --platform win32 ikit_mcp ops/ikit_ops
+
+unit: $(VENV)/dev
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# The wheel, not the checkout, is what users run: build it, install it where nothing else is.
+wheel: $(VENV)/dev
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
+	$(BIN)/python tests/e2e/wheel_check.py build/wheel/venv/bin
+
+# Figures for the README: ratios measured in one run, printed as tables.
+bench: $(VENV)/dev
+	for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Rewrite what is generated: README table and snippets, tool snapshots, record schema.
+generated: $(VENV)/dev
+	$(BIN)/python tests/generated.py --write
+
+$(VENV)/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

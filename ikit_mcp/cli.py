@@ -1,0 +1,242 @@
+"""The command line: the same registry, one command an operation.
+
+A command prints for whom it runs: a table or a record for a person at a terminal,
+tab-separated lines into a pipe, and with ``--json`` exactly the stored record (or the
+reply of an operation that only reads).  Everything else -- progress, errors, logs --
+goes to standard error.
+
+Exit status: 0 a record was made, whatever its verdict (3 with ``--check`` when it is not
+valid); 1 the call was refused or failed; 2 usage.
+
+A long operation runs here, in this process: there are no jobs, Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ikit_mcp import __version__, snippets, terminal
+from ikit_mcp.arguments import add_options
+from ikit_mcp.call import Cancelled, Progress, Settings
+from ikit_mcp.process import secrets
+from ikit_mcp.registry import EXECUTES, READS, Effects, Operation, OpError, Registry, load
+from ikit_mcp.runner import Control, Outcome, Runner
+
+if TYPE_CHECKING:
+    import io
+
+DONE, FAILED, USAGE, NOT_VALID = 0, 1, 2, 3
+DESCRIPTION = "Honest measurement of inference engines: rooflines, benchmarks, evidence."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    if words[:1] == ["serve"]:
+        return _serve(words[1:])
+    registry = load(os.environ.get("IKIT_PLUGINS"))
+    parser = build_parser(registry)
+    chosen = parser.parse_args(words)
+    if chosen.run is None:
+        parser.print_help(sys.stderr)
+        return USAGE
+    try:
+        return int(chosen.run(registry, chosen))
+    except OpError as error:
+        _say(_clean(str(error)))
+        return FAILED
+    except Cancelled:
+        _say("cancelled")
+        return FAILED
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+
+
+def serve_main() -> int:
+    """The ``ikit-mcp`` command: ``ikit serve``."""
+    return main(["serve", *sys.argv[1:]])
+
+
+# --- commands ------------------------------------------------------------------
+
+
+def build_parser(registry: Registry) -> argparse.ArgumentParser:
+    """The parser of all commands; ``run`` of what it returns takes (registry, chosen)."""
+    parser = argparse.ArgumentParser(prog="ikit", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"ikit-mcp {__version__}")
+    parser.set_defaults(run=None)
+    groups: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND")}
+    for operation in registry.commands():
+        path = operation.cli or ()
+        command = _subparsers(groups, path[:-1]).add_parser(
+            path[-1], help=operation.help, description=operation.help, allow_abbrev=False
+        )
+        add_options(command, operation.args)
+        _add_output(command, operation)
+        command.set_defaults(run=_run_operation, operation=operation.name)
+    _add_own(groups[()])
+    return parser
+
+
+def _subparsers(groups: dict[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
+    """The sub-commands of a group, made when first asked for."""
+    if path not in groups:
+        above = _subparsers(groups, path[:-1])
+        group = above.add_parser(path[-1], help=f"{path[-1]} commands", allow_abbrev=False)
+        groups[path] = group.add_subparsers(metavar="COMMAND", required=True)
+    return groups[path]
+
+
+def _add_output(command: argparse.ArgumentParser, operation: Operation) -> None:
+    shown = "reply" if operation.effects == READS else "stored record"
+    command.add_argument("--json", action="store_true", help=f"print the {shown} as JSON")
+    command.add_argument(
+        "--check", action="store_true", help=f"exit {NOT_VALID} when the result is not valid"
+    )
+
+
+def _add_own(top: Any) -> None:
+    """The commands that are no operations."""
+    serve = top.add_parser("serve", help="run the MCP server on stdio")
+    _add_serve_options(serve)
+    snippet = top.add_parser("install-snippet", help="print the set-up for an MCP client")
+    snippet.add_argument("--client", choices=sorted(snippets.CLIENTS), default="standard")
+    snippet.set_defaults(run=_print_snippet)
+    completion = top.add_parser("completion", help="print a shell completion script")
+    completion.add_argument("shell", choices=sorted(snippets.SHELLS))
+    completion.set_defaults(run=_print_completion)
+
+
+def _print_snippet(registry: Registry, chosen: argparse.Namespace) -> int:
+    sys.stdout.write(snippets.for_client(chosen.client) + "\n")
+    return DONE
+
+
+def _print_completion(registry: Registry, chosen: argparse.Namespace) -> int:
+    sys.stdout.write(snippets.completion(build_parser(registry), chosen.shell))
+    return DONE
+
+
+def _run_operation(registry: Registry, chosen: argparse.Namespace) -> int:
+    """Run the chosen operation here, and print what came of it."""
+    settings = Settings.from_environment()
+    runner = Runner(registry, settings)
+    operation = registry.get(chosen.operation)
+    raw = {arg.name: getattr(chosen, arg.name) for arg in operation.args}
+    raw = {k: v for k, v in raw.items() if v is not None and v != []}
+    request = runner.check(operation.name, raw)
+    cancel = threading.Event()
+    with _interruptible(cancel):
+        outcome = runner.here(request, Control(_report, cancel))
+    _print(outcome, as_json=chosen.json)
+    return NOT_VALID if chosen.check and not _valid(outcome) else DONE
+
+
+def _valid(outcome: Outcome) -> bool:
+    if outcome.record is not None:
+        return outcome.record.valid is True
+    return (outcome.reply or {}).get("ok") is not False
+
+
+def _print(outcome: Outcome, *, as_json: bool) -> None:
+    known = secrets.known_secrets(os.environ)
+    if outcome.record is not None:
+        raw = secrets.redact_json(outcome.record.raw, known)
+        text = _json(raw) if as_json else terminal.record(raw, sys.stdout.isatty())
+    else:
+        reply = secrets.redact_json(outcome.reply, known)
+        text = _json(reply) if as_json else terminal.reply(reply, sys.stdout.isatty())
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def _report(progress: Progress) -> None:
+    part = f" {progress.done:g}/{progress.total:g}" if progress.total else ""
+    _say(f"… {progress.what}{part}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _clean(text: str) -> str:
+    clean: str = secrets.redact(text, secrets.known_secrets(os.environ))
+    return clean
+
+
+class _interruptible:
+    """While the block runs, a first signal cancels the call; a second one ends the process."""
+
+    def __init__(self, cancel: threading.Event) -> None:
+        self._cancel = cancel
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._cancel.is_set():
+            os._exit(128 + number)  # the supervisors end what was started
+        self._cancel.set()
+
+
+# --- the server ------------------------------------------------------------------
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--read-only", action="store_true", help="offer only what writes and measures nothing"
+    )
+    parser.add_argument("--version", action="version", version=f"ikit-mcp {__version__}")
+
+
+def _serve(words: Sequence[str]) -> int:
+    """Serve over stdio; standard output belongs to the protocol from here on."""
+    parser = argparse.ArgumentParser(prog="ikit serve", description="The MCP server, on stdio.")
+    _add_serve_options(parser)
+    chosen = parser.parse_args(words)
+    wire = _claim_wire()
+    logging.getLogger("ikit_mcp").setLevel(logging.INFO)
+    from ikit_mcp.server import stdio  # mcp costs over a second of CPU: only when serving
+
+    def make_runner() -> Runner:
+        """Load the operations: after the wire is safe from what an import may print."""
+        settings = Settings.from_environment()
+        scope: Effects = READS if chosen.read_only else EXECUTES
+        return Runner(load(settings.plugins), settings, scope)
+
+    return stdio.serve(wire, make_runner)
+
+
+def _claim_wire() -> io.TextIOWrapper:
+    """A private stream on standard output; descriptor 1 leads to standard error from now on."""
+    import io  # only the server needs it under this name
+
+    sys.stdout.flush()
+    wire = os.dup(1)
+    os.dup2(2, 1)
+    return io.TextIOWrapper(os.fdopen(wire, "wb"), encoding="utf-8", write_through=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

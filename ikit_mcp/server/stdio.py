@@ -1,0 +1,121 @@
+"""Serving over standard input and output, and ending at once when it should.
+
+The wire is a private copy of standard output; descriptor 1 leads to standard error
+before any operation is imported (``cli._claim_wire``), so that nothing else is ever
+written there.  Everything ends the server: end of input, SIGTERM, SIGINT, SIGHUP, and the
+death of the parent (a parent that was killed may leave the pipe open in a sibling).
+What jobs had started dies with the server, by the supervisors' lifelines.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+
+from ikit_mcp import __version__
+from ikit_mcp.runner import Runner
+from ikit_mcp.server.resources import Resources
+from ikit_mcp.server.tools import Tools
+
+NAME = "ikit"
+PARENT_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+INSTRUCTIONS = """\
+ikit measures inference engines honestly. Every result is an evidence record with an id: numbers \
+with units, what was not seen (missing), what the claim does not cover (limitations), and a hash.
+Order of work: inspect_environment (devices, engines, profilers) -> roofline (the speed limit of a \
+model on this device) -> bench (measure an engine against it; gates catch misconfigured runs) -> \
+profile (what costs time) -> compare_evidence. clip_steps proves that a faster video engine still \
+computes the same steps.
+Use roofline for a model id, a model directory, a config.json or a .gguf; no weights are read.
+valid: true = the checks passed; false = do not use the number (see gates.violations); null = not \
+enough was seen to say. Never quote a number without its limitations; never call B faster than A \
+unless compare_evidence says so.
+Long calls return status "running" and a job_id after wait_seconds: call job_status with it; the \
+record is stored even if you lose the reply (list_evidence). Read large records in pages: \
+inspect_evidence with a path (data.kernels) and offset. Follow next when it fits.
+Secrets: pass names of environment variables, never values."""
+
+
+def build(runner: Runner) -> tuple[Server[Any], Tools]:
+    """The MCP server of a runner, and its tools (which hold the jobs)."""
+    tools, resources = Tools(runner), Resources(runner.settings)
+    server: Server[Any] = Server(
+        NAME,
+        version=__version__,
+        title="ikit-mcp",
+        instructions=INSTRUCTIONS,
+        on_list_tools=tools.list_tools,
+        on_call_tool=tools.call,
+        on_list_resources=resources.list_resources,
+        on_list_resource_templates=resources.templates,
+        on_read_resource=resources.read,
+        on_completion=resources.complete,
+    )
+
+    async def watch_cancelled(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+        """Tell the tools which call the client gave up, and why."""
+        if ctx.method == "notifications/cancelled":
+            tools.on_cancelled(ctx.session, dict(ctx.params or {}))
+        return await call_next(ctx)
+
+    server.middleware.clear()  # no tracing: the SDK's default middleware exports nowhere here
+    server.middleware.append(watch_cancelled)
+    return server, tools
+
+
+def serve(wire: io.TextIOWrapper, make_runner: Callable[[], Runner]) -> int:
+    """Serve until something ends it; the process's exit status."""
+    parent = os.getppid()
+    runner = make_runner()
+    server, tools = build(runner)
+    ended: list[int] = []
+    anyio.run(_serve, server, wire, parent, ended)
+    tools.jobs.close()
+    sys.stderr.flush()
+    # Not a plain exit: the SDK's reader thread still blocks on standard input.
+    os._exit(ended[0] if ended else 0)
+
+
+async def _serve(
+    server: Server[Any], wire: io.TextIOWrapper, parent: int, ended: list[int]
+) -> None:
+    async with anyio.create_task_group() as group:
+        if sys.platform != "win32":
+            await group.start(_until_signal, group.cancel_scope, ended)
+            group.start_soon(_until_orphaned, parent, group.cancel_scope)
+        async with stdio_server(stdout=anyio.wrap_file(wire)) as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+        group.cancel_scope.cancel()
+
+
+async def _until_signal(
+    scope: anyio.CancelScope,
+    ended: list[int],
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
+        async for number in signals:
+            ended.append(128 + number)
+            scope.cancel()
+
+
+async def _until_orphaned(parent: int, scope: anyio.CancelScope) -> None:
+    """End when the parent is no longer the one that started us."""
+    while os.getppid() == parent:
+        await anyio.sleep(PARENT_SECONDS)
+    _log.warning("the client is gone; ending")
+    scope.cancel()
