@@ -1,0 +1,1 @@
+"""Bytes per decoded token: roles, formats, experts, KV cache, recurrent state."""
