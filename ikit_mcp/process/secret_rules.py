@@ -110,7 +110,7 @@ class ValueRule:
 
 
 _EDGE = r"(?<![A-Za-z0-9])"  # "task-risk-..." holds "sk-" only inside a word
-_MIXED = r"(?=[a-z_-]{0,200}[A-Z0-9])"  # issued keys are never all lower case, names of things are
+_MIXED = r"(?=[a-z_-]{0,40}[A-Z0-9])"  # issued keys are never all lower case, names of things are
 _SHOWN = r"(?!\[redacted: )"  # what has been redacted stays as it is
 _QUERY = (
     "sig|signature|token|access_token|refresh_token|id_token|auth_token|api_key|apikey|api-key|key"
@@ -163,7 +163,12 @@ VALUE_RULES: tuple[ValueRule, ...] = (
     _key("Google OAuth token", "ya29.", body=r"[\w-]{20,}"),
     _key("NVIDIA API key", "nvapi-", body=r"[\w-]{20,}"),
     _key("Slack token", *(f"xox{kind}-" for kind in "abeoprs"), body=r"[A-Za-z0-9-]{10,}"),
-    _key("JSON web token", "eyJ", "eyA", "eyK", body=r"[\w-]{8,}+\.ey[AJK][\w-]{8,}(?:\.[\w-]+)?"),
+    ValueRule(
+        "JSON web token",
+        ("eyj", "eya", "eyk"),
+        # The edge holds all that the body does, or each of many "eyJ-" would run to the end.
+        re.compile(r"(?<![\w-])ey[JAK][\w-]{8,}+\.ey[JAK][\w-]{8,}+(?:\.[\w-]+)?"),
+    ),
     _key("npm token", "npm_", body="[A-Za-z0-9]{30,}"),
     _key("PyPI token", "pypi-AgE", body=r"[\w-]{16,}"),
     _key("Databricks token", "dapi", body="[a-f0-9]{32}(?![A-Za-z0-9])"),
@@ -174,9 +179,9 @@ VALUE_RULES: tuple[ValueRule, ...] = (
         "authorization header",
         ("bearer", "basic", "token"),
         re.compile(
-            r"\b(?:(?i:bearer)[ \t]{1,8}(?P<secret>(?=[a-z.~+/=_-]{0,200}[A-Z0-9])[\w.~+/=-]{16,})"
+            r"\b(?:(?i:bearer)[ \t]{1,8}(?P<secret>(?=[a-z.~+/=_-]{0,40}[A-Z0-9])[\w.~+/=-]{16,})"
             r"|(?:Basic|Token|basic|token)[ \t]{1,8}"
-            r"(?P<token>(?=[A-Za-z_-]{0,200}[0-9+/=])[\w+/=-]{16,}))"
+            r"(?P<token>(?=[A-Za-z_-]{0,40}[0-9+/=])[\w+/=-]{16,}))"
         ),
     ),
     ValueRule(
@@ -191,9 +196,10 @@ ASSIGNMENT = ValueRule(
     "assignment",
     ("key", "token", "passw", "passphrase", "secret"),
     re.compile(
-        rf"(?i:(?<![a-z])(?:{_ASSIGNED}))[\"']?[ ]?[=:][ ]?[\"']?{_SHOWN}"
+        # "api_key = x", "--api-key=x" and '"api_key": "x"'; a colon without quotes is prose.
+        rf"(?i:(?<![a-z])(?:{_ASSIGNED}))\\?[\"']?[ ]?(?:=[ ]?\\?[\"']?|:[ ]?\\?[\"']){_SHOWN}"
         r"(?!(?:None|null|true|false|True|False|str|Optional|SecretStr)\b)"
-        r"(?P<secret>[^\s\"',;(){}\[\]<>]{4,})"
+        r"(?P<secret>[^\s\"',;(){}\[\]<>\\]{4,})"
     ),
 )
 """``api_key='...'``, as engines log their configuration."""
@@ -227,12 +233,12 @@ def _word(words: Sequence[str], value: str | None) -> Finding | None:
     for word in words:
         if word in WORDS:
             return Finding(3, f"word {word}")
-    if "TOKENS" in words and (TOKENS_OF & set(words) or not _is_plain(value)):
+    if "TOKENS" in words and (TOKENS_OF & set(words) or not is_plain(value)):
         return Finding(3, "word TOKENS")
     return None
 
 
-def _is_plain(value: str | None) -> bool:
+def is_plain(value: str | None) -> bool:
     """Whether the value is unknown, a number or a boolean."""
     plain = r"\s*(?:[-+]?[\d.,_]+(?:e[-+]?\d+)?|true|false|yes|no|on|off|none|null)?\s*"
     return value is None or re.fullmatch(plain, value, re.IGNORECASE) is not None
