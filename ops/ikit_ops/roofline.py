@@ -32,8 +32,9 @@ from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.checkpoint.resolve import read_checkpoint
 from ikit_ops.decode import groups
 from ikit_ops.decode.config_method import DTYPES, count_config
-from ikit_ops.decode.count import Counts, Options, count_checkpoint
+from ikit_ops.decode.count import count_checkpoint
 from ikit_ops.decode.limits import GB, limitations
+from ikit_ops.decode.tally import Counts, Options
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
 _MAX_GBS = 1e6

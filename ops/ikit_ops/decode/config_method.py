@@ -20,12 +20,13 @@ from __future__ import annotations
 from typing import Any
 
 from ikit_mcp.registry import OpError
-from ikit_ops.decode.count import Counts, Options, count_caches
+from ikit_ops.decode.count import count_caches
 from ikit_ops.decode.formats import quantization_name
 from ikit_ops.decode.kv import KvLayer, KvPlan
 from ikit_ops.decode.model_config import EXPERT_COUNT_KEYS, ModelConfig
 from ikit_ops.decode.pattern import layer_kinds
 from ikit_ops.decode.state import StatePlan
+from ikit_ops.decode.tally import Counts, Options
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 DTYPES = ("bf16", "fp16", "fp8", "q8_0")

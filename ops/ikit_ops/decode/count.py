@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from ikit_ops.checkpoint.model import Checkpoint
-from ikit_ops.decode import embedding, groups
+from ikit_ops.decode import embedding, mtp
 from ikit_ops.decode.experts import LayerExperts, layer_experts
 from ikit_ops.decode.formats import format_of, quantization_name, weight_bits
 from ikit_ops.decode.kv import FP8_DS_MLA_BYTES, KV_BYTES, KvLayer, KvPlan, plan_kv, spans
@@ -32,110 +31,8 @@ from ikit_ops.decode.mixers import mixers_by_layer
 from ikit_ops.decode.model_config import ModelConfig
 from ikit_ops.decode.pattern import layer_kinds
 from ikit_ops.decode.state import StatePlan, plan_state
+from ikit_ops.decode.tally import Counts, Options, add_read
 from ikit_ops.decode.weights import Slot, gather, modules_of
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the count is asked for: the arguments of ``roofline`` that decide bytes."""
-
-    context: int = 1024
-    kv_dtype: str = "bf16"
-    state_dtype: str | None = None
-    include_mtp: bool = False
-    mla_cache: str = "latent"
-    batch: int = 1
-    tensor_parallel: int = 1
-
-
-@dataclass
-class Counts:
-    """A byte count; every number in bytes of one decode step (a token, at batch 1).
-
-    Attributes:
-        method: headers or config.
-        stored_bytes: bytes of all tensors in the files; None when none were read.
-        groups: read group -> bytes read.
-        not_read: group -> bytes that are stored and not read.
-        read_twice: bytes that stand in two read groups (a tied embedding's row).
-        per_layer: bytes by decoder layer.
-        by_format: weight format -> bytes read.
-        kv, state, moe: the terms, in detail; None when the model has none.
-        unproven: [{term, why, bytes}]: what is not established, and the counted bytes
-            that rest on it.
-        limitations: what the count does not cover, in words.
-        quant: the algorithm that the quantisation config declares.
-    """
-
-    method: str
-    stored_bytes: int | None
-    groups: dict[str, int] = field(default_factory=dict)
-    not_read: dict[str, int] = field(default_factory=dict)
-    read_twice: int = 0
-    per_layer: list[dict[str, Any]] = field(default_factory=list)
-    by_format: dict[str, int] = field(default_factory=dict)
-    kv: dict[str, Any] | None = None
-    state: dict[str, Any] | None = None
-    moe: dict[str, Any] | None = None
-    unproven: list[dict[str, Any]] = field(default_factory=list)
-    limitations: list[str] = field(default_factory=list)
-    quant: str | None = None
-
-    @property
-    def weight_bytes(self) -> int:
-        """Weight bytes of one step."""
-        return sum(self.groups.values())
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV cache bytes of one step."""
-        return int(self.kv["read_bytes"]) if self.kv else 0
-
-    @property
-    def state_bytes(self) -> int | None:
-        """Recurrent state bytes of one step, read and written; None without state."""
-        return int(self.state["read_write_bytes"]) if self.state else None
-
-    @property
-    def step_bytes(self) -> int:
-        """All bytes of one step."""
-        return self.weight_bytes + self.kv_bytes + (self.state_bytes or 0)
-
-    @property
-    def proven_bytes(self) -> int:
-        """The step's bytes without those that rest on an UNPROVEN term."""
-        return self.step_bytes - sum(int(item["bytes"]) for item in self.unproven)
-
-    @property
-    def dtype(self) -> str | None:
-        """Weight formats that carry at least 1 % of the weight bytes read, largest first."""
-        total = sum(self.by_format.values())
-        large = [(n, f) for f, n in self.by_format.items() if n * 100 >= total and n]
-        return "+".join(f for _, f in sorted(large, key=lambda item: (-item[0], item[1]))) or None
-
-    def to_json(self) -> dict[str, Any]:
-        """The count as the record keeps it (``data.counts``)."""
-        return {
-            "method": self.method,
-            "stored_bytes": self.stored_bytes,
-            "groups": {name: self.groups[name] for name in groups.READ if self.groups.get(name)},
-            "not_read": [
-                {"group": name, "bytes": size, "why": groups.NOT_READ[name]}
-                for name, size in self.not_read.items()
-                if size
-            ],
-            "read_twice_bytes": self.read_twice,
-            "per_layer": self.per_layer,
-            "read_bytes_by_format": dict(sorted(self.by_format.items(), key=lambda i: -i[1])),
-            "kv": self.kv,
-            "state": self.state,
-            "moe": self.moe,
-            "unproven": self.unproven,
-        }
-
-    def doubt(self, term: str, why: str, size: int = 0) -> None:
-        """Record an UNPROVEN term and the counted bytes that rest on it."""
-        self.unproven.append({"term": term, "why": why, "bytes": size})
 
 
 def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
@@ -153,13 +50,18 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     experts = layer_experts((s for s in slots if s.place.role == "routed_experts"), config)
     reads = _reads(slots, experts, options, counts)
     embedding.count(slots, config, counts, reads, options)
+    if options.include_mtp:
+        mtp.count(slots, config, counts, reads, options)
     _formats(slots, config, counts, reads)
     _doubts(checkpoint, slots, experts, reads, counts)
     mixers = mixers_by_layer(slots, stack)
     kv = plan_kv(config, layer_kinds(config, layers), mixers, options.mla_cache)
     gguf = checkpoint.format == "gguf"
     state = plan_state(config, layers, mixers, options.state_dtype, gguf)
-    count_caches(counts, kv, state, options)
+    drafts = mtp.plan(slots, config, options) if options.include_mtp else KvPlan()
+    count_caches(
+        counts, KvPlan(kv.layers + drafts.layers, kv.doubts + drafts.doubts), state, options
+    )
     counts.moe = _moe(experts, options)
     counts.per_layer = _per_layer(layers, slots, reads, kv, state, options)
     _duplicates(checkpoint, counts)
@@ -199,7 +101,6 @@ def _reads(
     The embedding's slots are left to ``embedding.count``.
     """
     reads: dict[int, int] = {}
-    totals: dict[str, Fraction] = defaultdict(Fraction)
     for slot in slots:
         role, stored = slot.place.role, slot.stored
         if role in ("embedding", "per_layer_embedding", "lm_head"):
@@ -207,35 +108,17 @@ def _reads(
         if role in ("towers", "mtp"):
             counts.not_read[role] = counts.not_read.get(role, 0) + stored
             continue
-        read = Fraction(stored)
-        group = "other" if role == "unknown" else role
+        read, group = stored, "other" if role == "unknown" else role
         if role == "routed_experts":
             layer = experts[slot.place.stack, slot.place.layer]
             if slot.name in layer.whole:
                 group = "aux"
             else:
-                read *= layer.share(options.batch)
-        device = split(read, group, slot.place.module, options.tensor_parallel)
-        totals[group] += device
-        reads[id(slot)] = round(device)
-        if role == "routed_experts" and group == role:
-            kept = counts.not_read.get("unrouted_experts", Fraction(0))
-            counts.not_read["unrouted_experts"] = kept + stored - read  # type: ignore[assignment]  # a Fraction until rounded below
-    for group, total in totals.items():
-        counts.groups[group] = round(total)
-    if "unrouted_experts" in counts.not_read:
-        counts.not_read["unrouted_experts"] = round(counts.not_read["unrouted_experts"])
+                read = round(stored * layer.share(options.batch))
+                kept = counts.not_read.get("unrouted_experts", 0)
+                counts.not_read["unrouted_experts"] = kept + stored - read
+        add_read(counts, reads, slot, group, read, options)
     return reads
-
-
-def split(read: Fraction, group: str, module: str, devices: int) -> Fraction:
-    """Bytes of one device, when a weight is split over ``devices`` or held by all."""
-    if devices == 1 or group in groups.REPLICATED_GROUPS:
-        return read
-    leaf = module.rpartition(".")[2]
-    if leaf in groups.REPLICATED_MODULES and group != "routed_experts":
-        return read
-    return read / devices
 
 
 def _formats(slots: list[Slot], config: ModelConfig, counts: Counts, reads: dict[int, int]) -> None:

@@ -12,14 +12,9 @@ skips ``lm_head.`` when tied): the matrix counts once, the copy is dead.
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import TYPE_CHECKING
-
 from ikit_ops.decode.model_config import ModelConfig
+from ikit_ops.decode.tally import Counts, Options, add_read
 from ikit_ops.decode.weights import Slot
-
-if TYPE_CHECKING:
-    from ikit_ops.decode.count import Counts, Options
 
 
 def count(
@@ -29,41 +24,54 @@ def count(
     table = [slot for slot in slots if slot.place.role == "embedding"]
     per_layer = [slot for slot in slots if slot.place.role == "per_layer_embedding"]
     head = [slot for slot in slots if slot.place.role == "lm_head"]
-    devices, batch = options.tensor_parallel, options.batch
-    row = _rows(table, batch)
-    rest = sum(slot.stored for slot in table) - row
-    tied = not head or (config.tied is True and bool(table))
-    if tied and not head and not table:
-        counts.doubt("lm_head", "the files hold no embedding table and no head")
-    if tied and head:
+    rest = 0
+    for group, members in (("embedding_row", table), ("per_layer_embedding_row", per_layer)):
+        for slot in members:
+            row = rows(slot, options.batch)
+            rest += slot.stored - row
+            add_read(counts, reads, slot, group, row, options)
+    _check_height(table, config, counts)
+    counts.head_is_embedding = not head or (config.tied is True and bool(table))
+    if counts.head_is_embedding and head:
         dead = sum(slot.stored for slot in head)
         counts.not_read["dead_duplicates"] = counts.not_read.get("dead_duplicates", 0) + dead
         if {slot.shape for slot in head} != {slot.shape for slot in table}:
             counts.doubt(
                 "lm_head", "config.json ties the head to the embedding, but they differ in shape"
             )
-    if tied:
-        # a position table beside the token table is gathered, never multiplied with
-        read = [slot for slot in table if not _positions(slot)]
-        counts.read_twice = _rows(read, batch)
-        rest = sum(slot.stored for slot in table if _positions(slot)) - (row - counts.read_twice)
-    else:
-        read = head
-    counts.groups["embedding_row"] = row
-    for slot in table:
-        reads[id(slot)] = _rows([slot], batch)
-    if read:
-        counts.groups["lm_head"] = round(Fraction(sum(s.stored for s in read), devices))
-        for slot in read:
-            reads[id(slot)] = reads.get(id(slot), 0) + round(Fraction(slot.stored, devices))
-    if per_layer:
-        extra = _rows(per_layer, batch)
-        counts.groups["per_layer_embedding_row"] = extra
-        rest += sum(slot.stored for slot in per_layer) - extra
-        for slot in per_layer:
-            reads[id(slot)] = _rows([slot], batch)
+    read = head_of(slots, counts)
+    if not read:
+        counts.doubt("lm_head", "the files hold no embedding table and no head")
+    for slot in read:
+        add_read(counts, reads, slot, "lm_head", slot.stored, options)
+        if counts.head_is_embedding:
+            row = rows(slot, options.batch)
+            counts.read_twice += row
+            rest -= slot.stored - row
     if rest:
         counts.not_read["embedding_rest"] = rest
+
+
+def _check_height(table: list[Slot], config: ModelConfig, counts: Counts) -> None:
+    """A table with fewer rows than tokens is packed along them: its row is not known."""
+    vocabulary = config.integer("vocab_size")
+    for slot in table:
+        short = vocabulary is not None and len(slot.shape) > 1 and slot.shape[0] < vocabulary
+        if short and not _positions(slot):
+            counts.doubt(
+                "embedding_row",
+                f"{slot.name[:120]} has {slot.shape[0]} rows for {vocabulary} tokens",
+                rows(slot, 1),
+            )
+
+
+def head_of(slots: list[Slot], counts: Counts) -> list[Slot]:
+    """The slots that are read as the head: its own, or the embedding's.
+
+    A position table beside the token table is gathered, never multiplied with.
+    """
+    role = "embedding" if counts.head_is_embedding else "lm_head"
+    return [slot for slot in slots if slot.place.role == role and not _positions(slot)]
 
 
 def _positions(slot: Slot) -> bool:
@@ -73,16 +81,9 @@ def _positions(slot: Slot) -> bool:
     )
 
 
-def _rows(table: list[Slot], batch: int) -> int:
-    """Bytes of ``batch`` rows of a table, over the tensors that make it up.
-
-    A tensor without a row for each entry (a scale for the whole table) is read whole.
-    """
-    rows = max((slot.shape[0] for slot in table if len(slot.shape) >= 2), default=0)
-    total = 0
-    for slot in table:
-        # tables of tokens and of positions have rows of their own
-        own = slot.shape[0] if len(slot.shape) >= 2 else rows
-        split = own and slot.shape and slot.shape[0] == own and slot.stored % own == 0
-        total += min(slot.stored // own * batch, slot.stored) if split else slot.stored
-    return total
+def rows(slot: Slot, batch: int) -> int:
+    """Bytes of ``batch`` rows of one tensor of a table; a scalar is read whole."""
+    height = slot.shape[0] if slot.shape else 0
+    if not height or slot.stored % height:
+        return slot.stored
+    return min(slot.stored // height * batch, slot.stored)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ikit_ops.checkpoint.dtypes import GGML_TYPES
 from ikit_ops.decode.vocabulary import words
 
 _PLAIN = {
@@ -29,7 +30,8 @@ _PLAIN = {
     "BOOL": "bool",
 }
 UNPACKED = words("BF16 F16 F32 F64 I8 F8_E4M3 F8_E5M2 F8_E4M3FNUZ F8_E5M2FNUZ F4 F6_E2M3 F6_E3M2")
-"""Element types whose tensors keep the matrix's shape."""
+UNPACKED |= {name for name, _, _ in GGML_TYPES.values()} - words("I16 I32 I64")
+"""Element types whose tensors keep the matrix's shape; GGUF states it for every type."""
 
 
 def format_of(parameters: Mapping[str, str], bits: int | None) -> str:

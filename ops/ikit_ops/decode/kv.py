@@ -96,6 +96,7 @@ def plan_kv(
     kinds: list[LayerKind],
     mixers: dict[int, list[Mixer]],
     mla_cache: str,
+    shared: int | None = None,
 ) -> KvPlan:
     """What every decoder layer reads of the KV cache.
 
@@ -104,10 +105,13 @@ def plan_kv(
         kinds: what each layer attends to, by the configuration.
         mixers: what each layer is, by its tensors.
         mla_cache: latent, expanded or fp8_ds_mla.
+        shared: layers at the end that read another's cache; None asks the configuration.
     """
     plan = KvPlan()
     doubts: dict[str, list[int]] = {}
-    shared_from = _first_shared(config, len(kinds))
+    if shared is None:
+        shared = config.integer("num_kv_shared_layers") or 0
+    shared_from = max(len(kinds) - shared, 0)
     last: dict[str, KvLayer] = {}
     for index, kind in enumerate(kinds):
         softmax = [m for m in mixers.get(index, []) if m.family in _SOFTMAX_FAMILIES]
@@ -134,12 +138,6 @@ def _reader(donor: KvLayer, layer: int) -> KvLayer:
     return KvLayer(
         layer, donor.kind, donor.elements, donor.window, donor.chunk, donor.heads, donor.layer
     )
-
-
-def _first_shared(config: ModelConfig, layers: int) -> int:
-    """The first layer that reads another's cache; ``layers`` when none does."""
-    shared = config.integer("num_kv_shared_layers") or 0
-    return max(layers - shared, 0)
 
 
 def _one_layer(

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ikit_ops.checkpoint.model import Checkpoint
-from ikit_ops.decode.count import Counts, Options
 from ikit_ops.decode.model_config import ModelConfig
 from ikit_ops.decode.names import place_of
+from ikit_ops.decode.tally import Counts, Options
 
 GB = 1e9
 

@@ -127,6 +127,10 @@ class ModelConfig:
                 return whole(value, key)
         return None
 
+    def _once(self, *keys: str) -> int | None:
+        """A whole number that may also be a list by layer; None for a list."""
+        return None if isinstance(self.get(*keys), list) else self.integer(*keys)
+
     def listed(self, key: str) -> list[Any] | None:
         """The list under a key, or None when there is no list."""
         value = self.get(key)
@@ -158,16 +162,14 @@ class ModelConfig:
 
     @property
     def heads(self) -> int | None:
-        """Query heads of an attention layer."""
-        return self.integer("num_attention_heads", "n_head", "n_heads")
+        """Query heads of an attention layer; None when they differ by layer."""
+        return self._once("num_attention_heads", "n_head", "n_heads")
 
     @property
     def kv_heads(self) -> int | None:
         """Key and value heads of an attention layer; the query heads when not said apart."""
-        count = self.integer(
-            "num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num"
-        )
-        return self.heads if count is None else count
+        keys = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
+        return self._once(*keys) if self.get(*keys) is not None else self.heads
 
     @property
     def head_dim(self) -> int | None:
