@@ -56,8 +56,9 @@ class Output:
     def _read(self, offset: int, count: int) -> bytes:
         """Exactly these bytes, or fewer where the file has meanwhile become shorter."""
         data = bytearray()
+        os.lseek(self.fd, offset, os.SEEK_SET)  # harmless to a writer: all of them append
         while len(data) < count:
-            chunk = os.pread(self.fd, count - len(data), offset + len(data))
+            chunk = os.read(self.fd, count - len(data))
             if not chunk:
                 break
             data += chunk

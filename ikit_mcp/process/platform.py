@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -26,9 +27,11 @@ from pathlib import Path
 
 if sys.platform == "linux":
     from ikit_mcp.process.supervisor import (
+        FREEZE_PASSES,
         Stat,
         all_pids,
         descendants,
+        has_children_files,
         read_file,
         send_signal,
         stat_of,
@@ -70,65 +73,62 @@ def start_time(pid: int) -> int | None:
         return None
 
 
-def marked(marker: str) -> list[int]:
-    """The pids, other than ours, whose environment at start held ``marker``; [] off Linux.
-
-    Only processes of this user can be read (all, as root).
-    """
-    if sys.platform != "linux":
-        return []
-    needle = marker.encode("ascii")
-    us = os.getpid()
-    return [
-        pid
-        for pid in all_pids()
-        if pid != us and needle in read_file(f"/proc/{pid}/environ", ENVIRON_LIMIT)
-    ]
-
-
-def end_orphans(
-    known: Iterable[tuple[int, int]], marker: str, patience: float = 5.0
-) -> tuple[list[str], list[str]]:
-    """End what a killed supervisor left behind; ``(killed, survivors)`` as ``name[pid]``.
-
-    That is: the processes of its last report (``known``: pid and start time, so that no later
-    owner of a pid is hit), their descendants, and whoever carries the run's ``marker``.  They
-    are stopped until a look finds nobody new, then killed, until nobody is found.
-    """
-    if sys.platform != "linux":
-        return [], []
-    names: dict[tuple[int, int], str] = {}
-    wanted = set(known)
-    deadline = time.monotonic() + patience
-    while True:
-        alive = _freeze_orphans(wanted, marker)
-        names.update({p.identity: f"{p.name.decode(errors='replace')}[{p.pid}]" for p in alive})
-        if not alive or time.monotonic() > deadline:
-            survivors = [names[p.identity] for p in alive]
-            return [name for name in names.values() if name not in survivors], survivors
-        for process in alive:
-            send_signal(process, 9)
-        wanted |= {process.identity for process in alive}
-        time.sleep(0.005)  # they are not our children, so nothing tells us when they are gone
-
-
 if sys.platform == "linux":
+
+    def marked(marker: str) -> list[int]:
+        """The pids, other than ours, whose environment at their start held ``marker``.
+
+        Only processes of this user can be read (all, as root).
+        """
+        needle = marker.encode("ascii")
+        us = os.getpid()
+        return [
+            pid
+            for pid in all_pids()
+            if pid != us and needle in read_file(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+        ]
+
+    def end_orphans(
+        known: Iterable[tuple[int, int]], marker: str, patience: float = 5.0
+    ) -> tuple[list[str], list[str]]:
+        """End what a killed supervisor left behind; ``(killed, survivors)`` as ``name[pid]``.
+
+        That is: the processes of its last report (``known``: pid and start time, so that no
+        later owner of a pid is hit), their descendants, and whoever carries the run's
+        ``marker``.  They are stopped until a look finds nobody new, then killed, until nobody
+        is found.
+        """
+        names: dict[tuple[int, int], str] = {}
+        wanted = set(known)
+        deadline = time.monotonic() + patience
+        while True:
+            alive = _freeze_orphans(wanted, marker)
+            names.update({p.identity: f"{p.name.decode(errors='replace')}[{p.pid}]" for p in alive})
+            if not alive or time.monotonic() > deadline:
+                left = {process.identity for process in alive}
+                killed = [name for who, name in names.items() if who not in left]
+                return killed, [names[who] for who in left]
+            for process in alive:
+                send_signal(process, signal.SIGKILL)
+            wanted |= {process.identity for process in alive}
+            time.sleep(0.005)  # they are not our children: nothing tells us when they are gone
 
     def _freeze_orphans(wanted: set[tuple[int, int]], marker: str) -> list[Stat]:
         """Stop the wanted, the marked and all below them until a look finds nobody new."""
         frozen: dict[tuple[int, int], Stat] = {}
-        while True:
+        for _ in range(FREEZE_PASSES):
             roots = {pid for pid, start in wanted if start_time(pid) == start} | set(marked(marker))
             found = [stat for stat in map(stat_of, roots) if stat is not None]
-            for root in list(roots):
-                found += descendants(root)
+            for root in roots:
+                found += descendants(root, not has_children_files())
             alive = {p.identity: p for p in found if p.state not in (b"Z", b"X")}
             new = [process for who, process in alive.items() if who not in frozen]
             if not new:
                 return list(alive.values())
             for process in new:
                 frozen[process.identity] = process
-                send_signal(process, 19)
+                send_signal(process, signal.SIGSTOP)
+        return list(frozen.values())
 
 
 def machine_id() -> str | None:
@@ -154,7 +154,9 @@ def cpu_info() -> Cpu:
     """The processor of this machine (read once)."""
     import psutil  # costs 20 ms: not at the top
 
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else None
+    usable = psutil.cpu_count()
+    if sys.platform == "linux":
+        usable = len(os.sched_getaffinity(0))
     return Cpu(
         model=_cpu_model(),
         cores=psutil.cpu_count(logical=False),

@@ -26,6 +26,9 @@ from ikit_mcp.process import platform
 from ikit_mcp.process.request import Ending, Request, start_failure
 from ikit_mcp.registry import OpError
 
+if sys.platform != "linux":
+    raise ImportError("the supervisor needs Linux: ikit_mcp.process.portable does without")
+
 CANCEL_POLL = 0.1  # seconds between two looks at the caller's event
 LOST_PATIENCE = 30.0  # seconds past every deadline until a silent supervisor counts as lost
 MESSAGE_BYTES = 1 << 18  # no message is larger
