@@ -176,6 +176,39 @@ class Call:
         """The short environment for profiled and probed programs; OpError for a secret name."""
         return environment.clean_environment(keep, private_home=private_home)
 
+    @staticmethod
+    def benchmark_environment(allow: Sequence[str] = ()) -> dict[str, str]:
+        """This process's environment less secrets, except those that the engine needs."""
+        return environment.benchmark_environment(allow=allow)
+
+    @staticmethod
+    def engine_variables(
+        prefixes: Sequence[str], names: Sequence[str], given: Mapping[str, str]
+    ) -> environment.EngineVariables:
+        """Which engine-configuration variables are set, and given to a child; names only."""
+        return environment.engine_variable_names(prefixes, names, given=given)
+
+    @staticmethod
+    def secret_rule(words: Sequence[str]) -> str | None:
+        """The rule that refuses a command line, or options and assignments; None: harmless."""
+        return secrets.secret_argv(words)
+
+    @staticmethod
+    def secret(name: str) -> str:
+        """The value of a variable that the caller named; from now on it is redacted.
+
+        OpError when it is not set.
+        """
+        value = os.environ.get(name)
+        if not value:
+            raise OpError(
+                f"the variable {one_line(name, 80)} is not set here", "set it, and restart"
+            )
+        # What is redacted is found by its variable's name, and a caller may name any: under
+        # this name, every way out of this process finds it.
+        os.environ["IKIT_CALLER_KEY"] = value
+        return value
+
     def has(self, name: str) -> bool:
         """Whether an operation of that name is there to be asked or proposed."""
         return self.known(name)
