@@ -433,14 +433,14 @@ class Supervisor:
         """Begin to end the run: gently, unless it must be ``at_once`` or was asked before."""
         now = time.monotonic()
         if self.status is not None and not self.reason:
-            self.kill_at = now  # it has ended by itself; only what it left behind is killed
+            self.kill_at = now  # it has ended by itself: only what it left behind is killed
             return
         if not self.reason:
             self.reason = reason
         elif reason == "signal":
             at_once = True  # who signals twice does not want to wait
         if reason == "cap" or not self.begun or self.spec["gentle"] is None or at_once:
-            self.kill_at = now
+            self.kill_at = now if self.kill_at is None else min(now, self.kill_at)
         elif self.kill_at is None and self.status is None:
             self.kill_at = now + self.spec["grace"]
             self.ask_to_stop()
