@@ -98,7 +98,7 @@ if sys.platform != "win32":
     ) -> int:
         """A descriptor that holds the lock of one device; waits for it."""
         pause = cancel if cancel is not None else threading.Event()
-        told = -TELL
+        told, told_of = -TELL, None
         while True:
             fd = lock_files.try_lock(directory, uuid)
             if fd is not None:
@@ -112,8 +112,9 @@ if sys.platform != "win32":
                     f"device {uuid} is still held by {describe(holder)} after {waited:.0f} s",
                     "wait for that call or cancel it, or allow a longer timeout",
                 )
-            if on_wait is not None and waited - told >= TELL:
-                told = waited
+            # A holder that took the lock this instant has not written its name yet.
+            if on_wait is not None and (waited - told >= TELL or holder != told_of):
+                told, told_of = waited, holder
                 on_wait(uuid, holder, waited)
             pause.wait(min(POLL, max(0.0, timeout - waited)))
 
