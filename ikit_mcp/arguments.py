@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +24,15 @@ from ikit_mcp.registry import Arg, OpError
 MAX_STRING = 8_192
 MAX_ITEMS = 4_096
 MAX_INTEGER = 2**53 - 1
+MAX_LIST_TEXT = 1 << 20
 MAX_ERRORS = 1_900
+MAX_ONE_ERROR = 600
+MAX_SUGGESTIONS = 20
 SHOWN = 80
 MAX_DIGITS = 30
 ALIASES = {"id": "evidence_id"}
+# A whole number as text: rounding a fraction or an exponent to one would lose something.
+_WHOLE = re.compile(r"[+-]?\d+(\.0*|[eE]\+?\d+)?")
 
 
 class _Bad(Exception):
@@ -57,7 +62,7 @@ def _property(arg: Arg) -> dict[str, Any]:
     if arg.choices:
         node["enum"] = list(arg.choices)
     if arg.default is not None:
-        node["default"] = arg.default
+        node["default"] = list(arg.default) if isinstance(arg.default, tuple) else arg.default
     for key, bound in (("minimum", arg.minimum), ("maximum", arg.maximum)):
         if bound is not None:
             node[key] = bound
@@ -77,9 +82,10 @@ def describe(arg: Arg) -> str:
 def add_options(parser: argparse.ArgumentParser, args: Iterable[Arg]) -> None:
     """Add an option (or a positional) for each argument; values are parsed by ``parse`` later."""
     for arg in args:
-        text = describe(arg).replace("%", "%%")
+        text = describe(arg)
         if arg.default not in (None, False, [], ()):
             text += f" [{arg.default}]"
+        text = text.replace("%", "%%")  # argparse formats the help
         if arg.positional:
             many = "*" if arg.type == "array" else None if arg.required else "?"
             parser.add_argument(arg.name, nargs=many, help=text, metavar=arg.name.upper())
@@ -113,6 +119,9 @@ def parse(args: Iterable[Arg], raw: Mapping[str, Any] | None, where: str) -> dic
     JSON-encoded list to the list).
     """
     listed = list(args)
+    if raw is not None and not isinstance(raw, Mapping):
+        what = f"{where}: the arguments are a {type(raw).__name__}, not an object"
+        raise OpError(what, f"call {where} with named arguments")
     given, errors = _known(listed, raw or {})
     values: dict[str, Any] = {}
     for arg in listed:
@@ -141,11 +150,13 @@ def _known(args: Sequence[Arg], raw: Mapping[str, Any]) -> tuple[dict[str, Any],
         alias: name for name, alias in ALIASES.items() if name in names and alias not in names
     }
     given: dict[str, Any] = {}
-    errors = []
+    errors: list[str] = []
     for name, value in raw.items():
         known = aliases.get(name, name)
         if known not in names:
-            errors.append(f"{_shown(name)}: unknown argument{_nearest(str(name), names)}")
+            # Comparing names is slow: nobody reads more than a few suggestions.
+            near = _nearest(str(name), names) if len(errors) < MAX_SUGGESTIONS else ""
+            errors.append(f"{_shown(name)}: unknown argument{near}")
         elif given.get(known) is not None and value is not None:
             errors.append(f"{known}: given twice (also as {ALIASES[known]})")
         elif value is not None:
@@ -164,13 +175,11 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 def _all_errors(where: str, errors: Sequence[str]) -> str:
     """One message for all errors, inside the budget for an error."""
-    text = (
-        f"{where}: " + "; ".join(errors) if len(errors) == 1 else f"{where}: {len(errors)} errors"
-    )
     if len(errors) == 1:
-        return text[:MAX_ERRORS]
+        return f"{where}: {errors[0]}"[:MAX_ERRORS]
+    text = f"{where}: {len(errors)} errors"
     for number, error in enumerate(errors):
-        line = f"\n- {error}"
+        line = f"\n- {error[:MAX_ONE_ERROR]}"
         if len(text) + len(line) > MAX_ERRORS - 40:
             return f"{text}\n- and {len(errors) - number} more"
         text += line
@@ -193,12 +202,17 @@ def _allowed(arg: Arg) -> str:
     kinds = {"string": "a text", "integer": "a whole number", "number": "a number"}
     text = {**kinds, "boolean": "true or false"}.get(arg.type) or f"a list of {arg.items}s"
     if arg.minimum is not None and arg.maximum is not None:
-        text += f" from {arg.minimum:g} to {arg.maximum:g}"
+        text += f" from {_exact(arg.minimum)} to {_exact(arg.maximum)}"
     elif arg.minimum is not None:
-        text += f" of at least {arg.minimum:g}"
+        text += f" of at least {_exact(arg.minimum)}"
     elif arg.maximum is not None:
-        text += f" of at most {arg.maximum:g}"
+        text += f" of at most {_exact(arg.maximum)}"
     return f"allowed: {text}" + (f", in {arg.unit}" if arg.unit else "")
+
+
+def _exact(bound: float) -> str:
+    """A bound with all its digits: 1234567, not 1.23457e+06."""
+    return str(int(bound)) if abs(bound) < 1e16 and bound == int(bound) else repr(bound)
 
 
 def _convert(arg: Arg, value: Any) -> Any:
@@ -226,6 +240,8 @@ def _bounded(arg: Arg, value: Any) -> Any:
 def _array(arg: Arg, value: Any) -> list[Any]:
     """A list of scalars, also from its JSON text; one scalar alone is not taken for a list."""
     if isinstance(value, str):
+        if len(value) > MAX_LIST_TEXT:
+            raise _Bad(f"allowed: a JSON list of at most {MAX_LIST_TEXT} characters")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -261,10 +277,11 @@ def _string(value: Any) -> str | None:
 
 def _integer(value: Any) -> int | None:
     """A whole number that JSON can carry without loss."""
-    number = _number(value)
-    if number is None or number != math.floor(number):
+    if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
         return None
-    whole = int(number)
+    number = _number(value)
+    if number is None or number != (whole := int(number)):
+        return None
     if abs(whole) > MAX_INTEGER:
         raise _Bad(f"allowed: whole numbers up to {MAX_INTEGER}")
     return whole
@@ -292,8 +309,10 @@ def _boolean(value: Any) -> bool | None:
     """True or false, also as text or as 1 and 0."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, (str, int, float)):
-        return {"true": True, "false": False, "1": True, "0": False}.get(str(value).strip().lower())
+    if isinstance(value, (int, float)):
+        return bool(value) if value in (0, 1) else None
+    if isinstance(value, str) and len(value) <= MAX_DIGITS:
+        return {"true": True, "false": False, "1": True, "0": False}.get(value.strip().lower())
     return None
 
 

@@ -14,13 +14,14 @@ A long operation runs here, in this process: there are no jobs, Ctrl-C ends it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     if words[:1] == ["serve"]:
         return _serve(words[1:])
-    registry = load(os.environ.get("IKIT_PLUGINS"))
+    with _diverted():
+        registry = load(os.environ.get("IKIT_PLUGINS"))
     parser = build_parser(registry)
     chosen = parser.parse_args(words)
     if chosen.run is None:
@@ -137,7 +139,7 @@ def _run_operation(registry: Registry, chosen: argparse.Namespace) -> int:
     raw = {k: v for k, v in raw.items() if v is not None and v != []}
     request = runner.check(operation.name, raw)
     cancel = threading.Event()
-    with _interruptible(cancel):
+    with _interruptible(cancel), _diverted():
         outcome = runner.here(request, Control(_report, cancel))
     _print(outcome, as_json=chosen.json)
     return NOT_VALID if chosen.check and not _valid(outcome) else DONE
@@ -177,6 +179,26 @@ def _say(text: str) -> None:
 def _clean(text: str) -> str:
     clean: str = secrets.redact(text, secrets.known_secrets(os.environ))
     return clean
+
+
+@contextlib.contextmanager
+def _diverted() -> Iterator[None]:
+    """What anybody prints inside the block goes to standard error: output is ours alone."""
+    sys.stdout.flush()
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # replaced by something that is no file, as tests do
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(descriptor)
+    os.dup2(sys.stderr.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 class _interruptible:

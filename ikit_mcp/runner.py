@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ikit_mcp.arguments import parse
-from ikit_mcp.call import Call, Progress, Settings, Shown, one_line
+from ikit_mcp.call import Call, Cancelled, Progress, Settings, Shown, one_line
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.process import devices, lock, secrets
 from ikit_mcp.registry import EXECUTES, MEASURES, READS, Arg, Effects, Operation, OpError, Registry
@@ -171,16 +171,7 @@ def device_lock(request: Request, control: Control) -> Iterator[Control]:
     if not missing:
         yield control
         return
-    given = request.args.get("timeout")
-    held = lock.acquire(
-        sorted(missing),
-        timeout=float(given) if given else LOCK_WAIT_SECONDS,
-        cancel=control.cancel,
-        holder={"operation": request.operation.name, "job_id": control.job_id},
-        on_wait=lambda uuid, holder, since: control.report(
-            Progress(0, None, _waiting(uuid, holder))
-        ),
-    )
+    held = _acquire(request, control, sorted(missing))
     try:
         yield Control(
             control.report,
@@ -193,9 +184,24 @@ def device_lock(request: Request, control: Control) -> Iterator[Control]:
         held.release()
 
 
-def _waiting(uuid: str, holder: Mapping[str, Any]) -> str:
-    who = holder.get("operation") or "another call"
-    return one_line(
-        f"waiting for device {uuid[:16]}: held by {who} (pid {holder.get('pid')})"
-        f" since {holder.get('since')}"
-    )
+def _acquire(request: Request, control: Control, uuids: list[str]) -> lock.DeviceLock:
+    """Wait for the devices, within the call's own time, telling who holds them."""
+
+    def tell(uuid: str, holder: Mapping[str, Any], waited: float) -> None:
+        """Report who holds the device, and since when."""
+        told = f"waiting for device {uuid[:16]}, held by {lock.describe(holder)}"
+        control.report(Progress(0, None, one_line(told)))
+
+    given = request.args.get("timeout")
+    try:
+        return lock.acquire(
+            uuids,
+            timeout=float(given) if given else LOCK_WAIT_SECONDS,
+            cancel=control.cancel,
+            holder={"operation": request.operation.name, "job_id": control.job_id},
+            on_wait=tell,
+        )
+    except OpError:
+        if control.cancel is not None and control.cancel.is_set():
+            raise Cancelled(request.operation.name) from None
+        raise

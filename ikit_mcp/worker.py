@@ -65,8 +65,9 @@ def run_in_worker(request: Request, control: Control, runner: Runner) -> Outcome
 
     Raises what the operation raised: OpError, Cancelled, or Bug for anything else.
     """
-    home = Store(runner.settings.home).home
-    with device_lock(request, control) as held, claims.claimed_folder(home / "work") as folder:
+    work = Store(runner.settings.home).home / "work"
+    claims.sweep(work)
+    with device_lock(request, control) as held, claims.claimed_folder(work) as folder:
         _write(folder / REQUEST, _request(request, held, runner.settings))
         watcher = _Watcher(folder / PROGRESS, control)
         with watcher:

@@ -67,7 +67,7 @@ def build(runner: Runner) -> tuple[Server[Any], Tools]:
     async def watch_cancelled(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
         """Tell the tools which call the client gave up, and why."""
         if ctx.method == "notifications/cancelled":
-            tools.on_cancelled(ctx.session, dict(ctx.params or {}))
+            tools.on_cancelled(dict(ctx.params or {}))
         return await call_next(ctx)
 
     server.middleware.clear()  # no tracing: the SDK's default middleware exports nowhere here
@@ -78,44 +78,48 @@ def build(runner: Runner) -> tuple[Server[Any], Tools]:
 def serve(wire: io.TextIOWrapper, make_runner: Callable[[], Runner]) -> int:
     """Serve until something ends it; the process's exit status."""
     parent = os.getppid()
-    runner = make_runner()
-    server, tools = build(runner)
-    ended: list[int] = []
-    anyio.run(_serve, server, wire, parent, ended)
-    tools.jobs.close()
-    sys.stderr.flush()
-    # Not a plain exit: the SDK's reader thread still blocks on standard input.
-    os._exit(ended[0] if ended else 0)
+    server, tools = build(make_runner())
+
+    def end(status: int) -> None:
+        """Leave at once: the SDK's reader thread blocks on standard input and cannot be woken.
+
+        What jobs started is killed by the supervisors, whose lifelines close with us.
+        """
+        tools.jobs.close()
+        sys.stderr.flush()
+        os._exit(status)
+
+    anyio.run(_serve, server, wire, parent, end)
+    end(0)
+    return 0
 
 
 async def _serve(
-    server: Server[Any], wire: io.TextIOWrapper, parent: int, ended: list[int]
+    server: Server[Any], wire: io.TextIOWrapper, parent: int, end: Callable[[int], None]
 ) -> None:
     async with anyio.create_task_group() as group:
         if sys.platform != "win32":
-            await group.start(_until_signal, group.cancel_scope, ended)
-            group.start_soon(_until_orphaned, parent, group.cancel_scope)
+            await group.start(_until_signal, end)
+            group.start_soon(_until_orphaned, parent, end)
         async with stdio_server(stdout=anyio.wrap_file(wire)) as (read, write):
             await server.run(read, write, server.create_initialization_options())
-        group.cancel_scope.cancel()
+        end(0)
 
 
 async def _until_signal(
-    scope: anyio.CancelScope,
-    ended: list[int],
+    end: Callable[[int], None],
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         task_status.started()
         async for number in signals:
-            ended.append(128 + number)
-            scope.cancel()
+            end(128 + number)
 
 
-async def _until_orphaned(parent: int, scope: anyio.CancelScope) -> None:
+async def _until_orphaned(parent: int, end: Callable[[int], None]) -> None:
     """End when the parent is no longer the one that started us."""
     while os.getppid() == parent:
         await anyio.sleep(PARENT_SECONDS)
     _log.warning("the client is gone; ending")
-    scope.cancel()
+    end(0)

@@ -64,7 +64,7 @@ class Tools:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.jobs = Jobs(runner)
-        self._started: dict[tuple[int, Any], Job] = {}
+        self._started: dict[str, Job] = {}  # by request id: a pipe has one client
         listed = [*runner.registry.tools(), *job_table.operations()]
         self.operations = {
             op.name: op for op in listed if op.effects <= runner.scope or op.effects == READS
@@ -118,7 +118,7 @@ class Tools:
 
     async def _as_job(self, ctx: Context, request: Request, wait: float) -> t.CallToolResult:
         job = self.jobs.start(request)
-        key = (id(ctx.session), ctx.request_id)
+        key = str(ctx.request_id)
         self._started[key] = job  # left there by a cancelled call, for ``on_cancelled``
         answer = await self._wait(ctx, job, wait)
         self._started.pop(key, None)
@@ -155,9 +155,9 @@ class Tools:
             job.future.result()  # raises what it failed with
         return replies.result(replies.job_reply(job))
 
-    def on_cancelled(self, session: object, params: dict[str, Any]) -> None:
+    def on_cancelled(self, params: dict[str, Any]) -> None:
         """A client gave a call up: end its job, unless it only stopped waiting for the reply."""
-        job = self._started.pop((id(session), params.get("requestId")), None)
+        job = self._started.pop(str(params.get("requestId")), None)
         if job is not None and not _GAVE_UP_WAITING.search(str(params.get("reason") or "")):
             job.cancel.set()
 

@@ -13,12 +13,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 SECONDS = 60.0
 PROTOCOL = "2025-11-25"
+
+
+class Asked:
+    """A request that was sent; calling it gives the whole reply frame."""
+
+    def __init__(self, number: int, replies: queue.Queue[dict[str, Any]]) -> None:
+        self.id = number
+        self._replies = replies
+
+    def __call__(self, seconds: float = SECONDS) -> dict[str, Any]:
+        """The reply; queue.Empty when none came in time."""
+        return self._replies.get(timeout=seconds)
 
 
 class Wire:
@@ -32,13 +44,15 @@ class Wire:
         cwd: Path | None = None,
         command: list[str] | None = None,
     ) -> None:
+        self.home = home
         environment = {**os.environ, "IKIT_HOME": str(home), **(env or {})}
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
+        self._said: str | None = None
         self.process = subprocess.Popen(
             [*(command or [sys.executable, "-m", "ikit_mcp.cli", "serve"]), *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=self._errors,
             env=environment,
             cwd=cwd,
         )
@@ -83,20 +97,15 @@ class Wire:
         """Send a notification."""
         self.send({"jsonrpc": "2.0", "method": method, "params": dict(params or {})})
 
-    def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-        """Send a request; the reply comes from the callable (``.id`` is the request's)."""
+    def ask(self, method: str, params: Mapping[str, Any] | None = None) -> Asked:
+        """Send a request; calling what comes back waits for the reply."""
         self._next += 1
         number = self._next
         waiting: queue.Queue[dict[str, Any]] = queue.Queue()
         self._replies[number] = waiting
         self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params or {})})
 
-        def reply(seconds: float = SECONDS) -> dict[str, Any]:
-            """The whole reply frame; queue.Empty when none came in time."""
-            return waiting.get(timeout=seconds)
-
-        reply.id = number  # type: ignore[attr-defined]
-        return reply
+        return Asked(number, waiting)
 
     def initialize(self) -> dict[str, Any]:
         """The handshake; the server's reply."""
@@ -124,8 +133,9 @@ class Wire:
 
     def stderr(self) -> str:
         """All of standard error so far."""
-        self.errors.seek(0)
-        return self.errors.read().decode("utf-8", "replace")
+        if self._said is not None:
+            return self._said
+        return os.pread(self._errors.fileno(), 1 << 26, 0).decode("utf-8", "replace")
 
     def close(self, seconds: float = 20.0) -> int:
         """End the input; the exit status.  A line that was no reply fails here."""
@@ -139,5 +149,7 @@ class Wire:
             self._reader.join(5)
             if self.process.stdout is not None:
                 self.process.stdout.close()
+            self._said = self.stderr()
+            self._errors.close()
         assert not self._bad, f"not a JSON-RPC message: {self._bad[:3]!r}"
         return status

@@ -1,0 +1,111 @@
+"""Operations of a third party: what a plug-in can do, and what one may do wrong."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ikit_mcp.evidence.record import Draft, metric
+from ikit_mcp.registry import DERIVES, EXECUTES, MEASURES, READS, Arg, OpError, operation
+
+print("acme_ikit prints at import")
+
+
+@operation("acme_echo", ("acme", "echo"), "Give back the text, as the smallest of operations.",
+           [Arg("text", "string", "What to give back", required=True, positional=True)], effects=READS)
+def acme_echo(call, text):
+    """The text."""
+    print("an operation prints")
+    subprocess.run([sys.executable, "-c", "print('a child prints')"], check=True)
+    return {"text": text}
+
+
+@operation("acme_block", ("acme", "block"), "Block the thread until a file is there, bounded.",
+           [Arg("path", "string", "The file", required=True)], effects=READS)
+def acme_block(call, path):
+    """Whether the file came."""
+    for _ in range(600):
+        if Path(path).exists():
+            return {"came": True}
+        time.sleep(0.05)
+    return {"came": False}
+
+
+@operation("acme_bug", ("acme", "bug"), "Fail as no operation should, with a secret in the text.",
+           [], effects=READS)
+def acme_bug(call):
+    """Never."""
+    raise RuntimeError("unexpected: " + os.environ.get("ACME_API_KEY", "no key"))
+
+
+@operation("acme_long", ("acme", "long"), "Save a record after some steps, in a worker.",
+           [Arg("steps", "integer", "How many steps", default=3, minimum=0, maximum=100_000),
+            Arg("device", "string", "What to be alone on", default="cpu"),
+            Arg("child", "boolean", "Start a program that stays", default=False),
+            Arg("size", "integer", "Characters of data", default=0, minimum=0)],
+           effects=MEASURES, long=True)
+def acme_long(call, steps, device, child, size):
+    """A record with start and end."""
+    begun = time.time()
+    if child:
+        call.run([sys.executable, "-c", "import time; time.sleep(300)"], timeout=300, grace=1.0)
+    pause = threading.Event()
+    for step in range(steps):
+        call.progress(step, steps, f"step {step}")
+        pause.wait(0.05)
+    return call.save(
+        Draft(kind="acme", claim_class="measured", valid=True, summary=f"{steps} steps",
+              metrics=[metric("steps", steps, "steps", "count")],
+              data={"start": begun, "end": time.time(), "text": "x" * size}),
+        reply=["start", "end"],
+    )
+
+
+@operation("acme_fail", ("acme", "fail"), "Fail in the ways that an operation may, in a worker.",
+           [Arg("how", "string", "How", required=True,
+                choices=("error", "bug", "kill", "memory", "exit", "secret_error"))],
+           effects=DERIVES, long=True)
+def acme_fail(call, how):
+    """Never."""
+    if how == "error":
+        raise OpError("it went wrong", "do it right")
+    if how == "secret_error":
+        raise OpError("bad key " + os.environ["ACME_API_KEY"], "use " + os.environ["ACME_API_KEY"])
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+    if how == "memory":
+        keep = [bytearray(1 << 30) for _ in range(64)]
+        raise RuntimeError(len(keep))
+    if how == "exit":
+        os._exit(7)
+    raise RuntimeError("a bug with " + os.environ.get("ACME_API_KEY", "no key"))
+
+
+@operation("acme_leak", ("acme", "leak"), "Save a record that holds a secret in many places.",
+           [Arg("where", "string", "Where", required=True,
+                choices=("summary", "data", "key", "artifact_text", "artifact_file", "log"))],
+           effects=EXECUTES, long=True)
+def acme_leak(call, where):
+    """A record without the secret, or an error."""
+    secret = os.environ["ACME_API_KEY"]
+    data, artifacts, summary = {}, {}, "leak"
+    if where == "summary":
+        summary = f"the key is {secret}"
+    elif where == "data":
+        data = {"log": ["fine", f"Authorization: Bearer {secret}"]}
+    elif where == "key":
+        data = {f"with {secret} as a key": 1}
+    elif where == "artifact_text":
+        artifacts["log.txt"] = (f"key={secret}\n".encode(), "text/plain")
+    elif where == "artifact_file":
+        path = call.folder / "report.bin"
+        path.write_bytes(b"\0" * 1000 + secret.encode() + b"\0" * 1000)
+        artifacts["report.bin"] = (path, "application/octet-stream")
+    else:
+        done = call.run([sys.executable, "-c", "import os; print(os.environ['K'])"], timeout=30,
+                        env={**call.clean_environment(), "K": secret})
+        data = {"log": done.stdout}
+    return call.save(Draft(kind="acme", claim_class="checked", valid=None, summary=summary, data=data),
+                     artifacts=artifacts, reply=list(data))
