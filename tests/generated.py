@@ -59,8 +59,8 @@ def client_snippets() -> str:
 def readme(text: str) -> str:
     """The README with its generated parts made anew."""
     for name, made in (("tools", tool_table()), ("clients", client_snippets())):
-        pattern = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-        text, found = pattern.subn(lambda m, made=made: f"{m[1]}{made}{m[2]}", text)  # type: ignore[misc]
+        pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text, found = pattern.subn(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)  # type: ignore[misc]
         if found != 1:
             raise ValueError(f"README.md has {found} parts named {name}")
     return text

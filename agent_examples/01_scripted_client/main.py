@@ -22,7 +22,8 @@ async def ask(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     reply: dict[str, Any] = result.structured_content
-    print(f"  {reply.get('summary') or list(reply)}")
+    shown = {k: v for k, v in reply.items() if isinstance(v, (str, int)) and k != "root"}
+    print(f"  {reply.get('summary') or shown}")
     return reply
 
 
