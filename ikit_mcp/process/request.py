@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ PathLike = str | os.PathLike[str]
 
 MARKER_VARIABLE = "IKIT_RUNS"
 """The environment variable that holds the ids of the runs a process belongs to, outermost first."""
+
+LARGEST = 1 << 62  # bytes: beyond any size, and safe to pass to the kernel
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,9 @@ def checked_request(
     marker = uuid.uuid4().hex
     outer = os.environ.get(MARKER_VARIABLE)
     environment[MARKER_VARIABLE] = f"{outer}:{marker}" if outer else marker
-    for text in (*words, *environment, *environment.values()):
-        if "\0" in text:
-            raise OpError("an argument or a variable holds a NUL character", "leave it out")
-    if not timeout > 0 or not (grace >= 0 and math.isfinite(grace)):
-        raise OpError(f"timeout {timeout} or grace {grace} is not a time", "give positive seconds")
+    _check_texts(words, environment)
+    _check_numbers(timeout=timeout, grace=grace, **rest)
+    _check_descriptors((*rest["hold_fds"], *rest["pass_fds"]))
     return Request(
         argv=words,
         path=_find_program(words[0], environment),
@@ -96,6 +96,41 @@ def checked_request(
         nested=outer is not None,
         **rest,
     )
+
+
+def _check_texts(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """OpError for what no system call could carry; values are never repeated."""
+    for text in (*words, *environment, *environment.values()):
+        if "\0" in text:
+            raise OpError("an argument or a variable holds a NUL character", "leave it out")
+    for name in environment:
+        if not name or "=" in name:
+            shown = name.partition("=")[0]
+            raise OpError(f"{shown!r} is given as a variable with a = in its name", "give a name")
+
+
+def _check_numbers(
+    *, timeout: float, grace: float, byte_cap: int | None, memory_limit: int | None, **_: Any
+) -> None:
+    """OpError for times and sizes that are none."""
+    if not timeout > 0:
+        raise OpError(f"the timeout {timeout} is not a time", "give positive seconds")
+    if not (grace >= 0 and math.isfinite(grace)):
+        raise OpError(f"the grace {grace} is not a time", "give seconds, 0 or more")
+    for name, size in (("byte_cap", byte_cap), ("memory_limit", memory_limit)):
+        if size is not None and not 0 < size < LARGEST:
+            raise OpError(f"{name} {size} is not a size", "give a positive number of bytes")
+
+
+def _check_descriptors(fds: Iterable[int]) -> None:
+    """OpError for descriptors that are not open, or are the standard ones."""
+    for fd in fds:
+        try:
+            os.fstat(fd)
+        except OSError:
+            fd = -1
+        if fd <= 2:
+            raise OpError("a descriptor to hand on is not open", "open it, above 2, before the run")
 
 
 def _find_program(name: str, env: Mapping[str, str]) -> str:

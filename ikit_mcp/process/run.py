@@ -15,7 +15,6 @@ killed, its caller finds by that mark what the parent-death signal did not end.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -23,11 +22,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ikit_mcp.process import platform
 from ikit_mcp.process.output import KEEP_BYTES, Output
 from ikit_mcp.process.request import Ending, PathLike, Request, checked_request
+
+if TYPE_CHECKING:
+    import asyncio
 
 INNER_MARGIN = 2.0  # seconds that an outer run waits longer than the runs inside it
 
@@ -164,6 +166,8 @@ async def run_async(
     cancellation goes on only when everything has ended.  A run has its own thread: a pool of
     few would let long runs keep short ones from starting.
     """
+    import asyncio  # 50 ms that the command line, which never awaits, need not pay
+
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
     stop = cancel if cancel is not None else threading.Event()
@@ -195,6 +199,8 @@ async def run_async(
 
 async def _outlast_cancellation(done: asyncio.Future[Result]) -> None:
     """Wait until the run has ended, however often the waiting task is cancelled."""
+    import asyncio  # as above
+
     # anyio cancels a task again and again until its scope is left; only a shielded scope
     # makes it wait.  Where anyio was never imported, nobody does that.
     anyio = sys.modules.get("anyio")

@@ -119,18 +119,23 @@ def process_table() -> dict[int, list[Stat]]:
     return table
 
 
-def children_of(pid: int) -> list[Stat]:
-    """The direct children, of all threads; cheap on a machine with many other processes.
+def child_pids(pid: int) -> list[int]:
+    """The pids of the direct children, of all threads, zombies too.
 
-    The kernel promises a whole list only while the parent does not run: loops that need
-    everything stop the parent first and look again.
+    The kernel promises a whole list only while the parent does not run: who needs everything
+    stops the parent first and looks again.
     """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    pids = b" ".join(read_file(f"/proc/{pid}/task/{tid}/children", 1 << 20) for tid in threads)
-    stats = (stat_of(int(child)) for child in pids.split())
+    lists = (read_file(f"/proc/{pid}/task/{tid}/children", 1 << 20) for tid in threads)
+    return [int(child) for child in b" ".join(lists).split()]
+
+
+def children_of(pid: int) -> list[Stat]:
+    """The direct children; cheap on a machine with many other processes."""
+    stats = (stat_of(child) for child in child_pids(pid))
     # A pid that was reused, or went to another parent meanwhile, is not this process's child.
     return [stat for stat in stats if stat is not None and stat.ppid == pid]
 
@@ -140,10 +145,12 @@ def has_children_files() -> bool:
     return os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
 
 
-def descendants(root: int, whole_table: bool = False) -> list[Stat]:
+def descendants(root: int, whole_table: bool = False, visit: Any = None) -> list[Stat]:
     """All processes below ``root``, nearest first, zombies left out.
 
     ``whole_table`` walks /proc once instead of asking each process for its children.
+    ``visit(process)`` is called as soon as one is found, before its own children are looked
+    for: a visitor that stops it makes that list a whole one.
     """
     table = process_table() if whole_table else {}
     found: list[Stat] = []
@@ -156,6 +163,8 @@ def descendants(root: int, whole_table: bool = False) -> list[Stat]:
                 queue.append(child.pid)
                 if child.state not in (b"Z", b"X"):
                     found.append(child)
+                    if visit is not None:
+                        visit(child)
     return found
 
 
@@ -181,6 +190,14 @@ def send_signal(process: Stat, number: int) -> bool:
         if fd >= 0:
             os.close(fd)
     return True
+
+
+def stop_child(pid: int) -> None:
+    """Stop a direct child of this process, without a look at who it is."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except OSError:  # of another user now; what cannot be stopped may still be killed
+        return
 
 
 def newest_pid() -> int:
@@ -457,7 +474,7 @@ class Supervisor:
         except OSError:
             self.kill_at = time.monotonic()  # gone, or of another user: no grace helps
 
-    def kill_tree(self, patience: float = KILL_PATIENCE) -> list[Stat]:
+    def kill_tree(self, patience: float) -> list[Stat]:
         """Freeze, kill and reap until nothing is left; what could not be killed in time."""
         deadline = time.monotonic() + patience
         while self.reap():
@@ -470,22 +487,37 @@ class Supervisor:
         return []
 
     def freeze(self) -> list[Stat]:
-        """Stop every descendant; a pass that finds nobody new has found everybody."""
+        """Stop every descendant; a pass that finds nobody new has found everybody.
+
+        Processes that fork and exit without end are outrun: their orphans are our children,
+        whom one read lists, and who need no check before the signal, as a child's pid cannot be
+        reused until it is reaped here.
+        """
         frozen: dict[tuple[int, int], Stat] = {}
-        for _ in range(FREEZE_PASSES):
-            tree = descendants(os.getpid(), self.whole_table)
-            new = [process for process in tree if process.identity not in frozen]
-            if not new:
-                return tree
-            for process in new:
+        us = os.getpid()
+        new = False
+
+        def stop(process: Stat) -> None:
+            nonlocal new
+            if process.identity not in frozen:
+                new = True
                 frozen[process.identity] = process
                 send_signal(process, signal.SIGSTOP)
                 self.killed.setdefault(process.identity, process.name)
+
+        for _ in range(FREEZE_PASSES):
+            new = False
+            self.reap()  # or the dead of a fork bomb would fill the list
+            for pid in child_pids(us):
+                stop_child(pid)
+            tree = descendants(us, self.whole_table, stop)
+            if not new:
+                return tree
         return list(frozen.values())  # somebody keeps waking them: kill these, and look again
 
     def finish(self) -> None:
         """Kill what is left, let go of the held descriptors, send the result."""
-        survivors = self.kill_tree()
+        survivors = self.kill_tree(KILL_PATIENCE)
         if not survivors:
             self.let_go()
         os.set_blocking(self.control, True)
