@@ -1,8 +1,9 @@
-"""The bytes of a record that are hashed: RFC 8785, the JSON Canonicalization Scheme.
+"""The bytes of a record: RFC 8785, the JSON Canonicalization Scheme.
 
 A hash needs one byte sequence for one value.  RFC 8785 fixes it: keys sorted by their
 UTF-16 code units, no white space, the shortest escapes, and numbers as ECMAScript
-prints them.  So a verifier in any language computes the same id.
+prints them.  So a verifier in any language computes the same id, and a stored record is
+kept as exactly these bytes: whatever byte of it is changed, white space too, shows.
 
 Python's own encoder produces exactly those bytes as long as no number and no key is
 among the few where the two differ (1.0, 1e16, 1e-7, -0.0, keys outside the basic
@@ -19,9 +20,12 @@ from typing import Any
 import rfc8785
 
 UNHASHED = ("evidence_id", "signature")
+# Deeper than any record needs, and shallow enough for every recursive reader.
+MAX_DEPTH = 100
 # Between these, repr() and ECMAScript print a float with a fraction alike.
 _SMALLEST, _LARGEST = 1e-4, 1e16
 _SAFE = 2**53 - 1
+_NESTS = (dict, list, tuple)
 
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
@@ -29,7 +33,13 @@ _encode = json.JSONEncoder(
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """The RFC 8785 bytes of a JSON value; ValueError for NaN or integers beyond 2^53."""
+    """The RFC 8785 bytes of a JSON value.
+
+    ValueError for what has none: NaN, integers beyond 2^53, lone surrogates, values
+    nested more than ``MAX_DEPTH`` deep.
+    """
+    if too_deep(value):
+        raise ValueError("nested too deeply")
     if _plain(value):
         return _encode(value).encode("utf-8")
     return rfc8785.dumps(value)
@@ -54,6 +64,21 @@ def _plain(value: Any) -> bool:
     return False
 
 
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested more than ``MAX_DEPTH`` deep (without recursion)."""
+    level = [value] if isinstance(value, _NESTS) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, _NESTS)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def evidence_id(record: dict[str, Any]) -> str:
     """The id of a record: lowercase hex sha256 of its canonical bytes less id and signature."""
     body = {key: value for key, value in record.items() if key not in UNHASHED}
@@ -63,7 +88,8 @@ def evidence_id(record: dict[str, Any]) -> str:
 def parse(data: bytes) -> dict[str, Any]:
     """A record's JSON object from bytes; ValueError says why they are not one.
 
-    Duplicate keys are refused: two readers could then see two different records.
+    Duplicate keys are refused: two readers could then see two different records.  So
+    are lone surrogates, which no UTF-8 writer could pass on.
     """
     try:
         text = data.decode("utf-8")
@@ -74,6 +100,13 @@ def parse(data: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
+    if too_deep(value):
+        raise ValueError("nested too deeply")
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("holds a lone surrogate") from None
     return value
 
 

@@ -24,6 +24,7 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK = ".lock"
+_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 ABANDONED_SECONDS = 86_400.0
 
 
@@ -87,8 +88,8 @@ def leftovers(parent: Path) -> list[str]:
     found = []
     for name in _names(parent):
         try:
-            descriptor = os.open(lock_path(parent / name), os.O_RDWR)
-        except FileNotFoundError:  # the owner makes the lock first and removes it last
+            descriptor = os.open(lock_path(parent / name), os.O_RDWR | _NO_FOLLOW)
+        except OSError:  # the owner makes the lock first and removes it last
             found.append(name)
             continue
         if _take(descriptor):
@@ -98,17 +99,33 @@ def leftovers(parent: Path) -> list[str]:
 
 
 def sweep(parent: Path) -> list[str]:
-    """Remove what dead processes left in ``parent``; the names that were removed."""
+    """Remove what dead processes left in ``parent``; the names that were removed.
+
+    What cannot be removed stays, and is no reason for the caller to fail.
+    """
     removed = []
     for name in _names(parent):
         lock = lock_path(parent / name)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-        if _take(descriptor) and _still_there(descriptor, lock):
-            shutil.rmtree(parent / name, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-            removed.append(name)
-        os.close(descriptor)
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, PRIVATE_FILE)
+        except OSError:  # nothing of ours has a link or a folder for its lock
+            continue
+        try:
+            if _take(descriptor) and _still_there(descriptor, lock):
+                _remove(parent / name)
+                lock.unlink(missing_ok=True)
+                removed.append(name)
+        finally:
+            os.close(descriptor)
     return removed
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or the file or link that stands in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _names(parent: Path) -> list[str]:

@@ -8,6 +8,7 @@ calls the same is checked by looking first.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -70,6 +71,11 @@ def read_inside(root: Path, parts: Sequence[str], limit: int) -> bytes:
     return data
 
 
+def read_alone(path: Path, limit: int) -> bytes:
+    """The bytes of one regular file, named by a caller; a link or a pipe is an OSError."""
+    return read_inside(path.parent, [path.name], limit)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Write a new 0600 file and sync it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _CLOSE | _BINARY
@@ -91,23 +97,57 @@ def sync_folder(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder (and its parents) for this user alone, if it is not there yet."""
-    path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    """Make a folder (and those above it) for this user alone, durably, if it is not there yet.
+
+    OSError when something else is there: a file, or a link in the place of a folder that
+    is ours to make.
+    """
+    missing = []
+    above = path
+    while not above.exists() and not above.is_symlink():
+        missing.append(above)
+        above = above.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        sync_folder(folder.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
     return path
 
 
-def refuse_shared(home: Path) -> None:
-    """OpError when the home belongs to somebody else or can be written by others."""
-    if sys.platform == "win32":
-        return
-    info = home.stat()
+def refuse_link(path: Path) -> None:
+    """OSError when a link stands where the store has a folder of its own."""
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "a link, not a folder", str(path))
+
+
+def printable(name: str) -> str:
+    """A file's name that any writer can pass on: bytes that are no UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def refuse_shared(folder: Path, name: str = "home") -> None:
+    """OpError when a folder belongs to somebody else, can be written by others, or is none.
+
+    A folder that is not there yet is fine.
+    """
     advice = "set IKIT_HOME to a folder of your own"
+    try:
+        info = folder.stat()
+    except FileNotFoundError:
+        if folder.is_symlink():
+            raise OpError(f"the {name} {folder} is a link to nothing", advice) from None
+        return
+    except OSError as error:
+        raise OpError(f"cannot use the {name} {folder}: {error.strerror}", advice) from None
     if not stat.S_ISDIR(info.st_mode):
-        raise OpError(f"the home {home} is not a folder", advice)
+        raise OpError(f"the {name} {folder} is not a folder", advice)
+    if sys.platform == "win32":  # owners and modes mean something else there
+        return
     if info.st_uid != os.geteuid():
-        raise OpError(f"the home {home} belongs to user {info.st_uid}, not to you", advice)
+        raise OpError(f"the {name} {folder} belongs to user {info.st_uid}, not to you", advice)
     if info.st_mode & 0o022:
         raise OpError(
-            f"the home {home} can be written by others (mode {stat.S_IMODE(info.st_mode):o})",
-            f"chmod go-w {home}, or {advice}",
+            f"the {name} {folder} can be written by others (mode {stat.S_IMODE(info.st_mode):o})",
+            f"chmod go-w {folder}, or {advice}",
         )

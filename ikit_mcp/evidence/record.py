@@ -16,20 +16,26 @@ are not numbers that anybody saw.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+from ikit_mcp.evidence.canonical import MAX_DEPTH
 
 SCHEMA = "ikit.evidence/1"
 MAX_SAFE_INTEGER = 2**53
 MAX_SUMMARY = 600
+ARTIFACT_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_WHOLE = re.compile(r"-?[0-9]{16,400}")
 
 Stat = Literal[
     "median", "min", "max", "mean", "best_sustained", "derived", "ceiling", "input",
     "count", "sum", "single",
 ]  # fmt: skip
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 ClaimClass = Literal["measured", "derived", "checked"]
 KINDS = (
     "roofline", "ceiling", "bench", "comparison", "profile", "clip-bench", "clip-steps",
@@ -97,9 +103,9 @@ class Coverage(msgspec.Struct, kw_only=True):
 class Artifact(msgspec.Struct, kw_only=True):
     """A file beside the record."""
 
-    name: str
-    bytes: int
-    sha256: str
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{ARTIFACT_NAME}$")]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Digest
     media_type: str
 
 
@@ -114,7 +120,7 @@ class Provenance(msgspec.Struct, kw_only=True):
     plugin: dict[str, Any] | None = None
     env_kept: list[str] = []
     env_dropped: list[str] = []
-    parents: list[str] = []
+    parents: list[Digest] = []
     job_id: str | None = None
 
 
@@ -129,8 +135,8 @@ class Signature(msgspec.Struct, kw_only=True):
 class Record(msgspec.Struct, kw_only=True):
     """A whole record as stored in ``evidence.json``."""
 
-    schema: str
-    evidence_id: str
+    schema: Literal["ikit.evidence/1"]
+    evidence_id: Digest
     kind: str
     claim_class: ClaimClass
     valid: bool | None
@@ -185,30 +191,47 @@ def metric(
     )  # fmt: skip
 
 
-def storable(value: Any, path: str = "") -> Any:
+def storable(value: Any, path: str = "", depth: int = 0) -> Any:
     """A copy of a JSON-like value that every JSON reader reads back the same.
 
-    Integers beyond 2^53 become strings, tuples lists; ValueError names the path of
-    a NaN, an infinity, a key that is no string, or a value that JSON does not have.
+    Integers from 2^53 on become strings, tuples lists, and a lone surrogate (a byte of
+    a file name that is no UTF-8) its escape.  ValueError names the path of a NaN, an
+    infinity, a key that is no string, or a value that JSON does not have.
     """
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, int):
-        return value if abs(value) < MAX_SAFE_INTEGER else str(value)
+        return int(value) if abs(value) < MAX_SAFE_INTEGER else str(int(value))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{path or 'the value'} is {value}, which JSON cannot hold")
-        return int(value) if value.is_integer() and abs(value) < MAX_SAFE_INTEGER else value
+        whole = value.is_integer() and abs(value) < MAX_SAFE_INTEGER
+        return int(value) if whole else float(value)
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"{path[:200]}… is nested more than {MAX_DEPTH} deep")
     if isinstance(value, (list, tuple)):
-        return [storable(item, f"{path}[{n}]") for n, item in enumerate(value)]
+        return [storable(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"{path or 'the value'} has the key {key!r}, which is no string")
-        return {key: storable(item, f"{path}.{key}") for key, item in value.items()}
+        return {
+            _text(key): storable(item, f"{path}.{key}", depth + 1) for key, item in value.items()
+        }
     if isinstance(value, msgspec.Struct):
-        return storable(msgspec.to_builtins(value), path)
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        given = {name: item for name, item in fields if item is not msgspec.UNSET}
+        return storable(given, path, depth)
     raise ValueError(f"{path or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def _text(value: str) -> str:
+    """A plain ``str`` without lone surrogates."""
+    if value.isascii():
+        return str.__str__(value)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def assemble(draft: Draft, provenance: Provenance, artifacts: Sequence[Artifact]) -> dict[str, Any]:
@@ -235,9 +258,12 @@ def assemble(draft: Draft, provenance: Provenance, artifacts: Sequence[Artifact]
 def shape_problem(raw: Any) -> str | None:
     """What is wrong with the shape of a stored record, or None; unknown fields are fine."""
     try:
-        msgspec.convert(raw, Record)
+        record = msgspec.convert(raw, Record)
     except msgspec.ValidationError as error:
         return str(error)
+    names = [artifact.name for artifact in record.artifacts]
+    if len(set(names)) != len(names):
+        return "two artifacts of one name - at `$.artifacts`"
     return None
 
 
@@ -255,9 +281,9 @@ def json_schema() -> dict[str, Any]:
 class EvidenceRecord:
     """A stored record: the parsed JSON, and whether it is what its id says.
 
-    ``problem`` is None for a record whose hash and artifacts' names are right, else
-    one line that says what is wrong.  A record with a problem may be shown, but must
-    never be used: ``require_sound`` raises for it.
+    ``problem`` is None for a record whose bytes are those that were saved, else one
+    line that says what is wrong.  A record with a problem may be shown, but must never
+    be used: ``Store.require`` refuses it.
     """
 
     def __init__(self, raw: dict[str, Any], evidence_id: str, folder: Path | None = None,
@@ -298,9 +324,16 @@ class EvidenceRecord:
         return summary if isinstance(summary, str) else ""
 
     def metric(self, name: str) -> float | None:
-        """The value of the metric of that name; None when absent, null or no number."""
-        for entry in self.get("metrics") or []:
+        """The value of the metric of that name; None when absent, null or no number.
+
+        A whole number that was stored as text, being too large for JSON, is one again.
+        """
+        metrics = self.raw.get("metrics")
+        for entry in metrics if isinstance(metrics, list) else []:
             if isinstance(entry, dict) and entry.get("name") == name:
                 value = entry.get("value")
-                return value if isinstance(value, (int, float)) else None
+                if isinstance(value, str) and _WHOLE.fullmatch(value):
+                    return int(value)
+                number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                return value if number else None
         return None

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ikit_mcp.evidence import canonical, files
 from ikit_mcp.registry import OpError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:ikit:evidence:1"
 MAX_KEY_FILE = 16_384
+KEY_ID_PATTERN = re.compile(r"[A-Za-z0-9:+/=._-]{1,64}")
 
 
 def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
@@ -48,7 +50,7 @@ def statement(evidence_id: str) -> bytes:
         "predicateType": PREDICATE_TYPE,
         "subject": [{"digest": {"sha256": evidence_id}, "name": "evidence.json"}],
     }
-    return json.dumps(made, sort_keys=True, separators=(",", ":")).encode("utf-8")
+    return canonical.canonical_bytes(made)
 
 
 def key_id(public: Ed25519PublicKey) -> str:
@@ -71,16 +73,22 @@ def sign(evidence_id: str, key: Ed25519PrivateKey) -> dict[str, Any]:
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """The private key in a PEM file; OpError when it is unreadable, or open to others."""
-    from cryptography.hazmat.primitives import serialization  # 50 ms: only when signing
+    from cryptography.exceptions import UnsupportedAlgorithm  # 50 ms: only when signing
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     advice = "run `ikit evidence keygen` and set IKIT_SIGNING_KEY to the file it names"
     try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
+        data, mode = _read_key(path)
+        if os.name == "posix" and mode & 0o077:
             raise OpError(f"the signing key {path} can be read by others", f"chmod 600 {path}")
-        key = serialization.load_pem_private_key(_read_small(path), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise OpError(f"cannot read the signing key {path}: {error}", advice) from None
+        key = serialization.load_pem_private_key(data, password=None)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OpError(f"cannot read the signing key {path}: {reason}", advice) from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        what = f"the signing key {path} is not an unencrypted PEM private key"
+        raise OpError(what, advice) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise OpError(f"the signing key {path} is not an Ed25519 key", advice)
     return key
@@ -93,25 +101,28 @@ def generate_key(home: Path) -> dict[str, str]:
 
     key = Ed25519PrivateKey.generate()
     name = key_id(key.public_key())
-    private, public = home / "keys" / f"{name}.pem", home / "keys" / "trusted" / f"{name}.pub"
-    public.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private, public = home / "keys" / f"{name}.pem", _trusted(home) / f"{name}.pub"
     pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    for path, data in (
-        (private, pem),
-        (
-            public,
-            key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            ),
-        ),
-    ):
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(data)
+    shown = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    try:
+        files.private_folder(public.parent)
+        files.write_private(private, pem)
+        files.write_private(public, shown)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "set IKIT_HOME to a folder that you can write"
+        raise OpError(f"cannot write the key {private}: {reason}", advice) from None
     return {"key_id": name, "private": str(private), "public": str(public)}
+
+
+def _trusted(home: Path) -> Path:
+    return home / "keys" / "trusted"
 
 
 def signature_state(record: dict[str, Any], evidence_id: str, home: Path) -> dict[str, Any] | None:
@@ -125,41 +136,53 @@ def signature_state(record: dict[str, Any], evidence_id: str, home: Path) -> dic
         return None
     state: dict[str, Any] = {"key_id": None, "ok": False, "trusted": False, "problem": None}
     try:
-        payload_type = envelope["payloadType"]
-        payload = base64.b64decode(envelope["payload"], validate=True)
-        name = envelope["signatures"][0]["keyid"]
-        raw = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
-        subject = json.loads(payload)["subject"][0]["digest"]["sha256"]
-    except (KeyError, IndexError, TypeError, ValueError):
-        return {**state, "problem": "the signature is not a DSSE envelope of a statement"}
-    shown = name[:64] if isinstance(name, str) else None
-    state["key_id"] = shown
-    if payload_type != PAYLOAD_TYPE or subject != evidence_id:
+        [signed] = envelope["signatures"]
+        name, payload_type = signed["keyid"], envelope["payloadType"]
+        raw, payload = _decoded(signed["sig"]), _decoded(envelope["payload"])
+        if not KEY_ID_PATTERN.fullmatch(name):
+            raise ValueError("not a key id")
+    except (KeyError, TypeError, ValueError):
+        return {**state, "problem": "the signature is not a DSSE envelope with one signature"}
+    state["key_id"] = name
+    if payload_type != PAYLOAD_TYPE or payload != statement(evidence_id):
         return {**state, "problem": "the signature is of another record"}
-    public = _trusted_key(home, shown)
-    if public is None:
-        return {**state, "ok": None, "problem": f"key {shown} is not one of the trusted ones"}
-    if not _verified(public, raw, pre_authentication_encoding(payload_type, payload)):
-        return {**state, "problem": f"the signature is not by key {shown}"}
-    return {**state, "ok": True, "trusted": True}
+    signed_bytes = pre_authentication_encoding(payload_type, payload)
+    trusted = _trusted_keys(home)
+    # The envelope's key id is a hint that nobody signed: what counts is whose key fits.
+    signer = next((i for i, key in trusted.items() if _verified(key, raw, signed_bytes)), None)
+    if signer == name:
+        return {**state, "ok": True, "trusted": True}
+    if signer is not None:
+        return {**state, "problem": f"the signature names key {name} but is by key {signer}"}
+    if name in trusted:
+        return {**state, "problem": f"the signature is not by key {name}"}
+    return {**state, "ok": None, "problem": f"key {name} is not one of the trusted ones"}
 
 
-def _trusted_key(home: Path, name: str | None) -> Ed25519PublicKey | None:
-    """The trusted public key of that id, or None."""
-    from cryptography.hazmat.primitives import serialization  # 50 ms: only when verifying
+def _decoded(text: str) -> bytes:
+    """The bytes of base64 text; ValueError when it is not the one way to write them."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode("ascii") != text:
+        raise ValueError("not canonical base64")
+    return data
+
+
+def _trusted_keys(home: Path) -> dict[str, Ed25519PublicKey]:
+    """The trusted public keys by id; OpError when others could put keys among them."""
+    from cryptography.exceptions import UnsupportedAlgorithm  # 50 ms: only when verifying
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    folder = home / "keys" / "trusted"
-    if name is None or not folder.is_dir():
-        return None
-    for path in sorted(folder.glob("*.pub")):
+    files.refuse_shared(_trusted(home), "folder of trusted keys")
+    keys = {}
+    for path in sorted(_trusted(home).glob("*.pub")):
         try:
-            key = serialization.load_pem_public_key(_read_small(path))
-        except (OSError, ValueError):
+            key = serialization.load_pem_public_key(_read_key(path)[0])
+        except (OSError, ValueError, UnsupportedAlgorithm):
             continue
-        if isinstance(key, Ed25519PublicKey) and key_id(key) == name:
-            return key
-    return None
+        if isinstance(key, Ed25519PublicKey):
+            keys[key_id(key)] = key
+    return keys
 
 
 def _verified(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
@@ -172,6 +195,8 @@ def _verified(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
     return True
 
 
-def _read_small(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_KEY_FILE)
+def _read_key(path: Path) -> tuple[bytes, int]:
+    """The bytes and the mode of a key file, which may be a link but must lead to a file."""
+    real = path.resolve(strict=True)
+    with os.fdopen(files.open_inside(real.parent, [real.name]), "rb") as file:
+        return file.read(MAX_KEY_FILE), os.fstat(file.fileno()).st_mode

@@ -5,9 +5,10 @@ in ``evidence/.staging``, synced, and renamed into place, which the file system 
 one step: whoever is killed at any point leaves either the whole record or none.  The
 folders are the truth; the index beside them is a cache.
 
-Because a folder's name is the hash of its record, every read can tell whether the
-record is still what was saved.  Reading never fails for a damaged record: it comes
-back with its ``problem``.  Using one does: ``require`` refuses it.
+Because a folder's name is the hash of its record, and a record is kept as its canonical
+bytes, every read can tell whether the record is still what was saved, to the byte.
+Reading never fails for a damaged record: it comes back with its ``problem``.  Using one
+does: ``require`` refuses it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ikit_mcp.evidence import canonical, claims, files, signing
-from ikit_mcp.evidence.record import SCHEMA, Artifact, EvidenceRecord, shape_problem
+from ikit_mcp.evidence.record import (
+    ARTIFACT_NAME,
+    SCHEMA,
+    Artifact,
+    EvidenceRecord,
+    shape_problem,
+    storable,
+)
 from ikit_mcp.registry import OpError
 
 if TYPE_CHECKING:
@@ -35,7 +41,9 @@ RECORD_FILE = "evidence.json"
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 ID_PATTERN = re.compile(r"[0-9a-f]{64}")
 PREFIX_PATTERN = re.compile(r"[0-9a-f]{6,64}")
-ARTIFACT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ARTIFACT_PATTERN = re.compile(ARTIFACT_NAME)
+INDEX_FILES = frozenset({"index.sqlite", "index.sqlite-journal"})
+STAGING = ".staging"
 _CHUNK = 1 << 20
 
 
@@ -45,19 +53,24 @@ class Store:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.root = home / "evidence"
-        if home.exists():
-            files.refuse_shared(home)
+        files.refuse_shared(home)
+        files.refuse_shared(self.root, "evidence folder")
 
     # --- writing ---------------------------------------------------------------
 
     @contextmanager
     def stage(self) -> Iterator[Stage]:
         """A place to build one record; what is not committed is gone when the block ends."""
-        files.private_folder(self.home)
-        files.refuse_shared(self.home)
-        staging = files.private_folder(self.root / ".staging")
-        claims.sweep(staging)
-        with claims.claimed_folder(staging) as folder:
+        with _storing(self.root):
+            files.private_folder(self.root)
+            files.refuse_shared(self.home)
+            files.refuse_shared(self.root, "evidence folder")
+            staging = self.root / STAGING
+            files.refuse_link(staging)
+            claims.sweep(files.private_folder(staging))
+        with ExitStack() as stack:
+            with _storing(self.root):
+                folder = stack.enter_context(claims.claimed_folder(staging))
             yield Stage(self, folder)
 
     # --- reading ---------------------------------------------------------------
@@ -73,6 +86,11 @@ class Store:
             names = os.listdir(self.root / prefix)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise OpError(
+                f"cannot read the evidence folder {self.root / prefix}: {_reason(error)}",
+                "give yourself the right to read it",
+            ) from None
         return sorted(n for n in names if ID_PATTERN.fullmatch(n) and n.startswith(prefix))
 
     def resolve(self, prefix: str) -> str:
@@ -96,6 +114,8 @@ class Store:
 
     def load(self, evidence_id: str) -> EvidenceRecord:
         """The record of that full id, with its ``problem`` when it is not what was saved."""
+        if not ID_PATTERN.fullmatch(evidence_id):
+            return EvidenceRecord({}, evidence_id, None, "unreadable: not an evidence id")
         try:
             data = files.read_inside(
                 self.root, [evidence_id[:2], evidence_id, RECORD_FILE], MAX_RECORD_BYTES
@@ -119,6 +139,9 @@ class Store:
                 f"evidence {shown} is of another version ({str(record.raw.get('schema'))[:40]})",
                 f"use a record of {SCHEMA}",
             )
+        if shape := shape_problem(record.raw):
+            raise OpError(f"evidence {shown} is not of the shape of {SCHEMA}: {shape[:200]}",
+                          "measure again")  # fmt: skip
         state = self.signature_state(record)
         if state is not None and state["ok"] is False:
             raise OpError(f"evidence {shown}: {state['problem']}", "measure again")
@@ -163,11 +186,15 @@ class Store:
         if state is not None and state["ok"] is False:
             found.append(str(state["problem"]))
         listed = record.get("artifacts")
-        artifacts = {a["name"]: a for a in listed or [] if isinstance(a, dict) and "name" in a}
+        artifacts = {
+            a["name"]: a
+            for a in (listed if isinstance(listed, list) else [])
+            if isinstance(a, dict) and isinstance(a.get("name"), str)
+        }
         for name, artifact in artifacts.items():
-            found.extend(self._artifact_problems(evidence_id, str(name), artifact))
+            found.extend(self._artifact_problems(evidence_id, name, artifact))
         there = set(os.listdir(self.folder(evidence_id)))
-        orphans = sorted(there - set(artifacts) - {RECORD_FILE})
+        orphans = sorted(map(files.printable, there - set(artifacts) - {RECORD_FILE}))
         found.extend(f"a file that the record does not list: {name[:100]}" for name in orphans)
         return found
 
@@ -180,10 +207,14 @@ class Store:
             yield error.what
             return
         digest, size = hashlib.sha256(), 0
-        with os.fdopen(descriptor, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
+        try:
+            with os.fdopen(descriptor, "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    size += len(chunk)
+        except OSError as error:
+            yield f"artifact {name}: {_reason(error)}"
+            return
         if size != artifact.get("bytes"):
             yield f"artifact {name}: {size} bytes, the record says {artifact.get('bytes')}"
         elif digest.hexdigest() != artifact.get("sha256"):
@@ -191,16 +222,21 @@ class Store:
 
     def leftovers(self) -> list[str]:
         """What is under the root and is no record: half-written saves, strangers' files."""
-        staging = claims.leftovers(self.root / ".staging")
-        found = [f".staging/{name}" for name in staging]
-        if not self.root.is_dir():
-            return found
-        for entry in sorted(os.listdir(self.root)):
-            if re.fullmatch("[0-9a-f]{2}", entry) and (self.root / entry).is_dir():
-                known = set(self.ids_under(entry))
-                found += [f"{entry}/{n}" for n in os.listdir(self.root / entry) if n not in known]
-            elif entry != ".staging" and not entry.startswith("index.sqlite"):
-                found.append(entry)
+        found = [f"{STAGING}/{name}" for name in claims.leftovers(self.root / STAGING)]
+        entries = sorted(os.listdir(self.root)) if self.root.is_dir() else []
+        for entry in entries:
+            folder = self.root / entry
+            if entry == STAGING or entry in INDEX_FILES:
+                known: set[str] | None = None if folder.is_symlink() else set()
+            elif re.fullmatch("[0-9a-f]{2}", entry) and folder.is_dir():
+                known = None if folder.is_symlink() else set(self.ids_under(entry))
+                if known is not None:
+                    names = sorted(set(os.listdir(folder)) - known)
+                    found += [f"{entry}/{files.printable(name)}" for name in names]
+            else:
+                known = None
+            if known is None:
+                found.append(files.printable(entry))
         return found
 
 
@@ -216,15 +252,19 @@ class Stage:
         """Put an artifact beside the record: bytes, or a file that is moved here."""
         if not ARTIFACT_PATTERN.fullmatch(name) or name == RECORD_FILE:
             raise ValueError(f"artifact name {name!r} is not {ARTIFACT_PATTERN.pattern}")
-        target = self.folder / name
-        if isinstance(source, bytes):
-            files.write_private(target, source)
-        elif stat.S_ISREG(source.lstat().st_mode):
-            shutil.move(source, target)
-            target.chmod(files.PRIVATE_FILE)
-        else:
+        if name in (artifact.name for artifact in self.artifacts):
+            raise ValueError(f"artifact {name} was added before")
+        if isinstance(source, Path) and not stat.S_ISREG(source.lstat().st_mode):
             raise ValueError(f"artifact {name}: {source} is not a regular file")
-        digest, size = _digest_and_sync(target)
+        target = self.folder / name
+        with _storing(self._store.root):
+            if isinstance(source, bytes):
+                files.write_private(target, source)
+                digest, size = hashlib.sha256(source).hexdigest(), len(source)
+            else:
+                shutil.move(source, target)
+                target.chmod(files.PRIVATE_FILE)
+                digest, size = _digest_and_sync(target)
         artifact = Artifact(name=name, bytes=size, sha256=digest, media_type=media_type)
         self.artifacts.append(artifact)
         return artifact
@@ -233,45 +273,73 @@ class Stage:
         self, record: dict[str, Any], key: Ed25519PrivateKey | None = None
     ) -> EvidenceRecord:
         """Store the record for good: it is on disk, under its id, when this returns."""
-        body = {k: v for k, v in record.items() if k not in canonical.UNHASHED}
-        evidence_id = canonical.evidence_id(body)
-        whole = {"schema": body.pop("schema"), "evidence_id": evidence_id, **body}
+        whole = {k: v for k, v in storable(record).items() if k not in canonical.UNHASHED}
+        evidence_id = canonical.evidence_id(whole)
+        whole["evidence_id"] = evidence_id
         if key is not None:
             whole["signature"] = signing.sign(evidence_id, key)
         if problem := shape_problem(whole):
             raise ValueError(f"not the shape of {SCHEMA}: {problem}")
-        data = msgspec.json.format(msgspec.json.encode(whole), indent=1)
-        files.write_private(self.folder / RECORD_FILE, data)
-        files.sync_folder(self.folder)
-        final = self._store.folder(evidence_id)
-        if not final.parent.is_dir():
+        data = canonical.canonical_bytes(whole)
+        if len(data) > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of {len(data)} bytes: large data belongs into artifacts")
+        with _storing(self._store.root):
+            files.write_private(self.folder / RECORD_FILE, data)
+            files.sync_folder(self.folder)
+            final = self._store.folder(evidence_id)
+            files.refuse_link(final.parent)
             files.private_folder(final.parent)
-            files.sync_folder(self._store.root)
+            if not self._moved_to(final, evidence_id):
+                return self._store.load(evidence_id)
+            files.sync_folder(final.parent)
+        return EvidenceRecord(canonical.parse(data), evidence_id, final)
+
+    def _moved_to(self, final: Path, evidence_id: str) -> bool:
+        """Rename the folder into place; False when the very same record is there already."""
         try:
             self.folder.rename(final)
+            return True
         except OSError:
-            if not (final / RECORD_FILE).is_file():  # else the very same record is there already
+            if not (final.exists() or final.is_symlink()):
                 raise
-        files.sync_folder(final.parent)
-        return EvidenceRecord(canonical.parse(data), evidence_id, final)
+            if problems := self._store.problems(evidence_id):
+                raise OpError(
+                    f"the folder {final} is in the way: {problems[0]}",
+                    "move it away; a stored record is never written over",
+                ) from None
+            return False
+
+
+@contextmanager
+def _storing(root: Path) -> Iterator[None]:
+    """Tell a full disk, a missing right and the like as what the user can mend."""
+    try:
+        yield
+    except OSError as error:
+        raise OpError(
+            f"cannot store evidence under {root}: {_reason(error)}",
+            "make room there, or set IKIT_HOME to a folder that you can write",
+        ) from error
 
 
 def check(data: bytes, evidence_id: str | None = None) -> tuple[dict[str, Any], str | None]:
     """The JSON object in a record's bytes, and what is wrong with it (None: nothing).
 
-    Without ``evidence_id`` the id inside the record is the one it must answer to.
+    Without ``evidence_id`` the id inside the record is the one it must answer to.  Of
+    bytes that are no record, nothing comes back.
     """
+    was = "altered: not a record any more" if evidence_id is not None else "not a record"
     try:
         raw = canonical.parse(data)
-    except ValueError as error:
-        return {}, f"not a record: {error}"
-    try:
         computed = canonical.evidence_id(raw)
+        exact = canonical.canonical_bytes(raw)
     except ValueError as error:
-        return raw, f"cannot be hashed: {error}"
+        return {}, f"{was}: {str(error)[:160]}"
     claimed = raw.get("evidence_id")
     if computed != claimed or computed != (evidence_id or claimed):
         return raw, f"altered: its content hashes to {computed[:12]}…"
+    if exact != data and raw.get("schema") == SCHEMA:
+        return raw, "altered: the content is the same, but not the bytes that were saved"
     return raw, None
 
 

@@ -11,14 +11,16 @@ from datetime import UTC, datetime, timedelta
 
 from ikit_mcp.registry import OpError
 
-_AGO = re.compile(r"(\d{1,6})([mhdw])")
+_AGO = re.compile(r"([0-9]{1,6})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+BEGINNING = "0001-01-01T00:00:00.000000Z"
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def text(moment: datetime) -> str:
     """The normalised text of a moment."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Not strftime: some platforms write the year 1 as "1", which sorts after 2026.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def now() -> str:
@@ -31,7 +33,7 @@ def normalised(value: object) -> str | None:
     if not isinstance(value, str) or not 10 < len(value) < 64:
         return None
     try:
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value.upper())  # RFC 3339 allows t and z
         return text(moment) if moment.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None
@@ -48,7 +50,8 @@ def bound(value: str, name: str, *, last: bool = False) -> str:
             return text(datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])}))
         if _DATE.fullmatch(given):
             day = datetime.fromisoformat(given).replace(tzinfo=UTC)
-            return text(day + timedelta(days=1, microseconds=-1) if last else day)
+            end = day + timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999)
+            return text(end if last else day)
     except (ValueError, OverflowError):
         pass
     else:

@@ -8,18 +8,18 @@ verifying goes through everything and changes nothing.
 
 from __future__ import annotations
 
-import stat
+import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, one_line
-from ikit_mcp.evidence import index, paging, signing, times
+from ikit_mcp.evidence import files, index, paging, signing, times
 from ikit_mcp.evidence.record import KINDS, SCHEMA, EvidenceRecord, shape_problem
-from ikit_mcp.evidence.store import MAX_RECORD_BYTES, RECORD_FILE, check
+from ikit_mcp.evidence.store import ID_PATTERN, MAX_RECORD_BYTES, RECORD_FILE, check
 from ikit_mcp.registry import READS, Arg, OpError, operation
 
 LIST_CHARACTERS = 9_000
-MAX_PROBLEMS = 40
 
 
 @operation(
@@ -62,34 +62,40 @@ def list_evidence(
         times.bound(since, "since") if since is not None else None,
         times.bound(until, "until", last=True) if until is not None else None,
     )  # fmt: skip
-    with index.opened(call.store) as connection:
-        total = index.count(connection, wanted)
+
+    def listed(connection: sqlite3.Connection) -> tuple[int, list[Any], tuple[str, int] | None]:
+        """How many there are, the items that fit, and where the next page starts."""
+        connection.execute("BEGIN")  # the count and the page are of one moment
         rows, after = index.page(connection, wanted, offset, limit)
-        items = [_item(call.store.load(row.evidence_id), row) for row in rows]
-        kept = _within(items)
+        items = [_item(call.store.load(row.evidence_id)) for row in rows]
+        kept = _fitting(items, LIST_CHARACTERS)
         if kept < len(rows):  # the budget cut the page: it ends earlier than ``limit`` says
-            rows, after = index.page(connection, wanted, offset, kept)
-    end = offset + len(rows)
+            _, after = index.page(connection, wanted, offset, kept)
+        return index.count(connection, wanted), items[:kept], after
+
+    total, items, after = index.ask(call.store, listed)
     if after is not None:
-        asked = {k: v for k, v in call.args.items() if v is not None}
-        following = {**asked, "until": after[0], "offset": after[1]}
+        # The bounds of this page: "7d ago" is another moment when the next one is asked for.
+        bounds = {"since": wanted.since, "until": after[0], "offset": after[1]}
+        following = {k: v for k, v in (call.args | bounds).items() if v is not None}
         call.propose("list_evidence", following, "the next page")
     return {
         "root": str(call.store.root),
         "total": total,
         "offset": offset,
-        "items": items[:kept],
-        "next_offset": end if after is not None else None,
+        "items": items,
+        "next_offset": offset + len(items) if after is not None else None,
     }
 
 
-def _item(record: EvidenceRecord, row: index.Row) -> dict[str, Any]:
-    """One line of the listing, from the index; what fails its check says so."""
+def _item(record: EvidenceRecord) -> dict[str, Any]:
+    """One line of the listing, from the record itself; what fails its check says so."""
+    row = index.row_of(record)
     item: dict[str, Any] = {
         "evidence_id": row.evidence_id,
         "kind": one_line(row.kind, 40),
-        "claim_class": row.claim_class,
-        "started": row.started,
+        "claim_class": None if row.claim_class is None else one_line(row.claim_class, 40),
+        "started": None if row.started == times.BEGINNING else row.started,
         "summary": one_line(row.summary),
         "valid": None if row.valid is None else bool(row.valid),
         "complete": None if row.complete is None else bool(row.complete),
@@ -97,16 +103,16 @@ def _item(record: EvidenceRecord, row: index.Row) -> dict[str, Any]:
         "engine": None if row.engine is None else one_line(row.engine, 60),
     }
     if record.problem is not None:
-        item |= {"valid": None, "problem": record.problem}
+        item["problem"] = one_line(record.problem)
     return item
 
 
-def _within(items: list[dict[str, Any]]) -> int:
-    """How many items fit into a reply; at least one."""
+def _fitting(items: Sequence[Any], characters: int) -> int:
+    """How many items fit into so many characters; at least one."""
     used = 0
     for number, item in enumerate(items):
         used += paging.size(item) + 1
-        if used > LIST_CHARACTERS and number:
+        if used > characters and number:
             return number
     return len(items)
 
@@ -133,11 +139,14 @@ def inspect_evidence(
         "path": path or "",
         "integrity": integrity(call, record),
     }
-    if not path:
-        return reply | {"record": paging.outline(record.raw)}
-    shown = paging.page(paging.find(record.raw, path), path, offset, limit)
+    whole = paging.outline(record.raw) if not path else None
+    if whole is not None and set(whole) != {"left_out", "path"}:
+        return reply | {"record": whole}
+    # An object with too many members for an outline is read in pages, as any part is.
+    shown = paging.page(paging.find(record.raw, path or ""), path or "", offset, limit)
     if shown.get("next_offset") is not None:
-        following = {"id": id, "path": path, "offset": shown["next_offset"], "limit": limit}
+        following = {"id": id, "offset": shown["next_offset"], "limit": limit}
+        following |= {"path": path} if path else {}
         call.propose("inspect_evidence", following, "the next page")
     return reply | shown
 
@@ -145,14 +154,15 @@ def inspect_evidence(
 def integrity(call: Call, record: EvidenceRecord) -> dict[str, Any]:
     """``{ok, problem, signature}``: whether the record is what was saved, and who signed it."""
     if record.problem is not None:
-        return {"ok": False, "problem": record.problem, "signature": None}
+        return {"ok": False, "problem": one_line(record.problem), "signature": None}
     signature = call.store.signature_state(record)
     problem = None
     if signature is not None and signature["ok"] is False:
         problem = str(signature["problem"])
     elif record.raw.get("schema") == SCHEMA:
         problem = shape_problem(record.raw)
-    return {"ok": problem is None, "problem": problem, "signature": signature}
+    shown = None if problem is None else one_line(problem)
+    return {"ok": problem is None, "problem": shown, "signature": signature}
 
 
 def _is_path(text: str) -> bool:
@@ -165,21 +175,20 @@ def _from_file(path: Path) -> EvidenceRecord:
         f"{one_line(str(path))} is not an evidence record",
         "give the path of an evidence.json, or an id from list_evidence",
     )
+    if path.name != RECORD_FILE:
+        raise refusal
     try:
-        info = path.lstat()
-        if path.name != RECORD_FILE or not stat.S_ISREG(info.st_mode):
-            raise refusal
-        if info.st_size > MAX_RECORD_BYTES:
-            raise refusal
-        raw, problem = check(path.read_bytes())
-    except OSError as error:
-        raise OpError(
-            f"cannot read {one_line(str(path))}: {error.strerror}", refusal.next_step
-        ) from None
-    if not isinstance(raw.get("schema"), str) or not raw["schema"].startswith("ikit.evidence/"):
+        raw, problem = check(files.read_alone(path, MAX_RECORD_BYTES))
+    except OSError as error:  # no file, a link, a pipe, too large
+        reason = one_line(error.strerror or str(error))
+        what = f"cannot read {one_line(str(path))}: {reason}"
+        raise OpError(what, refusal.next_step) from None
+    schema = raw.get("schema")
+    if not isinstance(schema, str) or not schema.startswith("ikit.evidence/"):
         raise refusal
     name = raw.get("evidence_id")
-    return EvidenceRecord(raw, name if isinstance(name, str) else "", path.parent, problem)
+    known = name if isinstance(name, str) and ID_PATTERN.fullmatch(name) else ""
+    return EvidenceRecord(raw, known, path.parent, problem)
 
 
 @operation(
@@ -198,16 +207,18 @@ def verify_evidence(call: Call, id: str | None) -> dict[str, Any]:
             call.progress(number, len(ids), "checking records")
         for problem in call.store.problems(evidence_id):
             problems.append({"evidence_id": evidence_id, "problem": one_line(problem, 300)})
-    leftovers = call.store.leftovers() if id is None else []
+    leftovers = [one_line(n) for n in (call.store.leftovers() if id is None else [])]
+    shown = _fitting(problems, LIST_CHARACTERS), _fitting(leftovers, LIST_CHARACTERS // 3)
     reply: dict[str, Any] = {
         "checked": len(ids),
         "ok": not problems,
-        "problems": problems[:MAX_PROBLEMS],
-        "leftovers": [one_line(name) for name in leftovers[:MAX_PROBLEMS]],
+        "problems": problems[: shown[0]],
+        "leftovers": leftovers[: shown[1]],
     }
-    for key, found in (("more_problems", problems), ("more_leftovers", leftovers)):
-        if len(found) > MAX_PROBLEMS:
-            reply[key] = len(found) - MAX_PROBLEMS
+    if len(problems) > shown[0]:
+        reply["more_problems"] = len(problems) - shown[0]
+    if len(leftovers) > shown[1]:
+        reply["more_leftovers"] = len(leftovers) - shown[1]
     return reply
 
 
@@ -221,7 +232,5 @@ def verify_evidence(call: Call, id: str | None) -> dict[str, Any]:
 )
 def keygen(call: Call) -> dict[str, Any]:
     """``{key_id, private, public, use}``: the key's id, its two files, and how to use it."""
-    home = call.store.home
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = signing.generate_key(home)
+    made = signing.generate_key(call.store.home)
     return made | {"use": f"export IKIT_SIGNING_KEY={made['private']}"}
