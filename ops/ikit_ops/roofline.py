@@ -33,7 +33,7 @@ from ikit_ops.checkpoint.resolve import read_checkpoint
 from ikit_ops.decode import groups
 from ikit_ops.decode.config_method import DTYPES, count_config
 from ikit_ops.decode.count import count_checkpoint
-from ikit_ops.decode.limits import GB, limitations
+from ikit_ops.decode.limits import GB, in_gb, limitations
 from ikit_ops.decode.tally import Counts, Options
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
@@ -316,9 +316,9 @@ def _ratio(step: int, batch: int) -> int | float:
 def _summary(checkpoint: Checkpoint, counts: Counts, options: Options, bandwidth: Bandwidth) -> str:
     """One line: what, how many bytes, which ceiling."""
     name = one_line(checkpoint.name.rpartition("/")[2], 80)
-    terms = [f"weights {counts.weight_bytes / GB:.3f}", f"KV {counts.kv_bytes / GB:.3f}"]
+    terms = [f"weights {in_gb(counts.weight_bytes)}", f"KV {in_gb(counts.kv_bytes)}"]
     if counts.state_bytes:
-        terms.append(f"state {counts.state_bytes / GB:.3f}")
+        terms.append(f"state {in_gb(counts.state_bytes)}")
     step = options.batch > 1 or options.include_mtp
     where = f"at context {options.context}"
     if options.batch > 1:
@@ -326,7 +326,7 @@ def _summary(checkpoint: Checkpoint, counts: Counts, options: Options, bandwidth
     if options.tensor_parallel > 1:
         where += f", one of {options.tensor_parallel} devices"
     text = (
-        f"{name} ({counts.dtype or 'no weights'}): {counts.step_bytes / GB:.3f} GB/"
+        f"{name} ({counts.dtype or 'no weights'}): {in_gb(counts.step_bytes)} GB/"
         f"{'step' if step else 'token'} {where} ({' + '.join(terms)})"
     )
     seconds = step_seconds(counts, bandwidth)
@@ -353,13 +353,13 @@ def _propose(
     model = record.get("provenance", "request", "args", "model")
     if one_line(str(model)) != model:
         return  # `next` never repeats text that was changed to be shown
-    if bandwidth.gbs is None:
+    if bandwidth.gbs is None and call.has("measure_bandwidth"):
         call.propose(
             "roofline",
             {"model": model, "gpu_bw": "measure", "context": context},
             "measure the bandwidth, for a ceiling in tokens per second",
         )
-    elif checkpoint.format is not None:
+    elif bandwidth.gbs is not None and checkpoint.format is not None:
         engine = "llamacpp" if checkpoint.format == "gguf" else "auto"
         call.propose(
             "bench",

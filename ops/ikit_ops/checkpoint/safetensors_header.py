@@ -123,11 +123,13 @@ def parse_header(
         metadata: dict[str, str] | None = None
         if entries.pop("__metadata__", None) is not None or b"__metadata__" in raw:
             metadata = _metadata_decoder.decode(raw).metadata
+        odd = _looks_odd(raw, len(entries), metadata)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        _explain(raw, name)  # the careful reader names the tensor, where it can
-        raise OpError(f"{name}: invalid header: {str(error)[:200]}", REDOWNLOAD) from None
-    if _looks_odd(raw, len(entries), metadata) and len(raw) <= _CAREFUL_BYTES:
-        _explain(raw, name)
+        if len(raw) > _CAREFUL_BYTES:
+            raise OpError(f"{name}: invalid header: {str(error)[:200]}", REDOWNLOAD) from None
+        odd = True  # the careful reader names the fault, or knows better
+    if odd and len(raw) <= _CAREFUL_BYTES:
+        entries, metadata = _read_carefully(raw, name)
     _check_geometry(entries, len(raw), file_size, name)
     return entries, metadata or {}
 
@@ -135,7 +137,7 @@ def parse_header(
 def _looks_odd(raw: bytes, tensors: int, metadata: dict[str, str] | None) -> bool:
     """Whether the text holds more than the decoded entries account for."""
     return (
-        raw.count(b'"data_offsets"') != tensors
+        any(raw.count(key) != tensors for key in (b'"data_offsets"', b'"dtype"', b'"shape"'))
         or raw.count(b"[") != 2 * tensors
         or raw.count(b"{") != tensors + 1 + (metadata is not None)
     )
@@ -213,10 +215,8 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...], tensor: str, name: str) -> 
     return total // 8
 
 
-def _explain(raw: bytes, name: str) -> None:
-    """Read the header slowly; raise the OpError that names its fault, if it finds one."""
-    if len(raw) > _CAREFUL_BYTES:
-        return
+def _read_carefully(raw: bytes, name: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """Read a header with its pairs in view; OpError names what is wrong with it."""
     try:
         top = json.loads(raw, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
@@ -224,30 +224,34 @@ def _explain(raw: bytes, name: str) -> None:
     if not isinstance(top, _Pairs):
         raise OpError(f"{name}: the header is not a JSON object", REDOWNLOAD)
     seen: dict[str, Any] = {}
+    entries: dict[str, TensorEntry] = {}
+    metadata: dict[str, str] = {}
     for key, value in top.pairs:
         if key == "__metadata__":
-            _check_metadata(value, key in seen, name)
+            metadata = _checked_metadata(value, key in seen, name)
         elif key in seen and seen[key] != value:
             raise OpError(
                 f"{name}: tensor {_short(key)} is declared twice, differently", REDOWNLOAD
             )
         else:
-            _check_entry(key, value, name)
+            entries[key] = _checked_entry(key, value, name)
         seen[key] = value
+    return entries, metadata
 
 
-def _check_metadata(value: Any, repeated: bool, name: str) -> None:
-    """Refuse metadata that is not one map of strings."""
+def _checked_metadata(value: Any, repeated: bool, name: str) -> dict[str, str]:
+    """The metadata; OpError when it is not one map of strings."""
     if value is None and not repeated:
-        return
+        return {}
     strings = isinstance(value, _Pairs) and all(isinstance(v, str) for _, v in value.pairs)
     if repeated or not strings:
         fault = "declared twice" if repeated else "not a map of strings"
         raise OpError(f"{name}: __metadata__ is {fault}", REDOWNLOAD)
+    return dict(value.pairs)
 
 
-def _check_entry(tensor: str, value: Any, name: str) -> None:
-    """Refuse an entry that is not an object with one dtype, shape and data_offsets."""
+def _checked_entry(tensor: str, value: Any, name: str) -> TensorEntry:
+    """The entry; OpError when it is not an object with one dtype, shape and data_offsets."""
     if not isinstance(value, _Pairs):
         raise OpError(f"{name}: tensor {_short(tensor)}: not an object", REDOWNLOAD)
     if _depth(value) > _MAX_DEPTH:
@@ -268,6 +272,8 @@ def _check_entry(tensor: str, value: Any, name: str) -> None:
                 f"{name}: tensor {_short(tensor)}: {key} is not a list of non-negative integers",
                 REDOWNLOAD,
             )
+    begin, end = fields["data_offsets"]
+    return TensorEntry(fields["dtype"], tuple(fields["shape"]), (begin, end))
 
 
 class _Pairs:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.decode import embedding, mtp
-from ikit_ops.decode.experts import LayerExperts, layer_experts
+from ikit_ops.decode.experts import LayerExperts, by_shape, declares_experts, layer_experts
 from ikit_ops.decode.formats import format_of, quantization_name, weight_bits
 from ikit_ops.decode.kv import FP8_DS_MLA_BYTES, KV_BYTES, KvLayer, KvPlan, plan_kv, spans
 from ikit_ops.decode.mixers import mixers_by_layer
@@ -47,13 +47,15 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     slots = gather(checkpoint.tensors, config.layers)
     layers = _layers(config, slots, counts)
     stack = _main_stack(slots)
+    counts.beyond = _beyond(config, slots, stack)
+    by_shape(slots, config)
     experts = layer_experts((s for s in slots if s.place.role == "routed_experts"), config)
     reads = _reads(slots, experts, options, counts)
     embedding.count(slots, config, counts, reads, options)
     if options.include_mtp:
         mtp.count(slots, config, counts, reads, options)
     _formats(slots, config, counts, reads)
-    _doubts(checkpoint, slots, experts, reads, counts)
+    _doubts(checkpoint, config, slots, experts, reads, counts)
     mixers = mixers_by_layer(slots, stack)
     kv = plan_kv(config, layer_kinds(config, layers), mixers, options.mla_cache)
     gguf = checkpoint.format == "gguf"
@@ -79,6 +81,15 @@ def _layers(config: ModelConfig, slots: list[Slot], counts: Counts) -> int:
         "the model",
     )
     return max(found, default=-1) + 1
+
+
+def _beyond(config: ModelConfig, slots: list[Slot], stack: str) -> list[int]:
+    """Layers behind the model's, when the configuration announces no prediction layers."""
+    announced = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "use_mtp")
+    if config.get(*announced):
+        return []
+    behind = {s.place.layer for s in slots if s.place.role == "mtp" and s.place.stack == stack}
+    return sorted(layer for layer in behind if layer is not None)
 
 
 def _main_stack(slots: list[Slot]) -> str:
@@ -124,16 +135,21 @@ def _reads(
 def _formats(slots: list[Slot], config: ModelConfig, counts: Counts, reads: dict[int, int]) -> None:
     """Bytes read by weight format: a module's bytes under its weight's format."""
     bits = weight_bits(config.quantization)
-    for parameters in modules_of(slots).values():
-        name = format_of({key: slot.dtype for key, slot in parameters.items()}, bits)
-        for slot in parameters.values():
-            read = reads.get(id(slot), 0)
-            if read:
-                counts.by_format[name] = counts.by_format.get(name, 0) + read
+    for parameters in modules_of(slots):
+        dtypes = {key: members[0].dtype for key, members in parameters.items()}
+        common = format_of(dtypes, bits)
+        for key, members in parameters.items():
+            for at, slot in enumerate(members):
+                # experts of one layer in two precisions: each weight under its own format
+                own = at > 0 and key in ("weight", "weight_packed", "qweight")
+                name = format_of({**dtypes, key: slot.dtype}, bits) if own else common
+                counts.by_format[name] = counts.by_format.get(name, 0) + reads.get(id(slot), 0)
+    counts.by_format = {name: size for name, size in counts.by_format.items() if size}
 
 
 def _doubts(
     checkpoint: Checkpoint,
+    config: ModelConfig,
     slots: list[Slot],
     experts: dict[tuple[str, int | None], LayerExperts],
     reads: dict[int, int],
@@ -152,6 +168,8 @@ def _doubts(
             + (", ..." if len(names) > 3 else ""),
             sum(reads.get(id(slot), 0) for slot in unknown),
         )
+    if not experts and declares_experts(config):
+        counts.doubt("routed_experts", "config.json declares experts, but no tensor is one")
     by_why: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
     for key, layer in experts.items():
         if layer.doubt:

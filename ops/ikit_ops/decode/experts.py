@@ -15,6 +15,7 @@ that is not plain top-k (zero experts, hash layers), the term is UNPROVEN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -60,9 +61,35 @@ class LayerExperts:
         return one if batch == 1 else expected_share(one, batch)
 
 
+def declares_experts(config: ModelConfig) -> bool:
+    """Whether the configuration says that there are experts to choose from."""
+    return any(config.get(key) not in (None, 0, 1, []) for key in EXPERT_COUNT_KEYS)
+
+
+def by_shape(slots: Iterable[Slot], config: ModelConfig) -> None:
+    """Recognise experts that only their shape gives away (Step-3.5's ``moe.up_proj``).
+
+    A feed-forward weight of three dimensions is one matrix for each of its first: those
+    of E experts are routed, anything else is unknown.  Its scales follow it.
+    """
+    modules: dict[tuple[str, int | None, str], list[Slot]] = {}
+    for slot in slots:
+        if slot.place.role == "mlp":
+            place = slot.place
+            modules.setdefault((place.stack, place.layer, place.module), []).append(slot)
+    for members in modules.values():
+        deep = [slot for slot in members if len(slot.shape) >= 3]
+        if not deep:
+            continue
+        declared = _per_layer(config, EXPERT_COUNT_KEYS, deep[0].place.layer)
+        routed = declared is not None and declared > 1 and deep[0].shape[0] == declared
+        for slot in members:
+            slot.place = slot.place._replace(role="routed_experts" if routed else "unknown")
+
+
 def expected_share(one: Fraction, batch: int) -> Fraction:
     """``1 - (1 - k/E)^B``: the expected share of distinct experts of B independent tokens."""
-    return Fraction(1 - float(1 - one) ** batch) if one < 1 else Fraction(1)
+    return Fraction(-math.expm1(batch * math.log1p(-float(one)))) if one < 1 else Fraction(1)
 
 
 def layer_experts(
@@ -86,10 +113,10 @@ def _one_layer(
     declared = _per_layer(config, EXPERT_COUNT_KEYS, layer)
     top_k = _per_layer(config, TOP_K_KEYS, layer)
     result = LayerExperts(top_k=top_k, stored=sum(slot.stored for slot in members))
-    indexed = [slot for slot in members if slot.indexed]
-    if indexed:
-        result.experts = max(slot.count for slot in indexed)
-        result.equal = all(s.count == result.experts and len(s.sizes) == 1 for s in indexed)
+    numbered = [slot for slot in members if slot.experts is not None]
+    if numbered:
+        result.experts = len(set().union(*(slot.experts or set() for slot in numbered)))
+        result.equal = all(s.count == result.experts and len(s.sizes) == 1 for s in numbered)
     else:
         _fused(members, declared, result)
     if strange is not None:

@@ -189,6 +189,8 @@ def _latent(
             return None, "expanded MLA cache needs qk_nope_head_dim, v_head_dim and the heads"
         elements = heads * (nope + rope + value)
     if mixer.family == "mla":
+        if config.integer("index_topk"):
+            return None, "config.json has index_topk, but the layer stores no indexer"
         return KvLayer(index, "mla", elements, window, heads=heads), None
     topk, width = config.integer("index_topk"), config.integer("index_head_dim")
     if not topk or not width:
@@ -253,8 +255,12 @@ def _widths(
     config: ModelConfig, index: int, kind: LayerKind
 ) -> tuple[int | None, int | None, int | None]:
     """(kv heads, key width, value width) that the configuration says for a layer."""
+    if config.get("block_configs"):
+        return None, None, None  # DeciLM describes each block apart; the headers show it
     if kind.kind == "sliding":
         heads = config.integer("swa_num_key_value_heads")
+        if heads is None and config.family == "mimo_v2_flash" and config.kv_heads:
+            heads = 2 * config.kv_heads  # transformers' class doubles them in windowed layers
         key = config.integer("swa_head_dim")
         value = config.integer("swa_v_head_dim")
     else:

@@ -11,11 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ikit_ops.checkpoint.model import Checkpoint
+from ikit_ops.decode.kv import spans
 from ikit_ops.decode.model_config import ModelConfig
 from ikit_ops.decode.names import place_of
 from ikit_ops.decode.tally import Counts, Options
 
 GB = 1e9
+
+
+def in_gb(size: float) -> str:
+    """Bytes in GB with three decimals, or as many as a small model needs."""
+    return f"{size / GB:.3f}" if size >= 1e7 or not size else f"{size / GB:.3g}"
 
 
 def limitations(
@@ -63,7 +69,7 @@ def _kv(checkpoint: Checkpoint, counts: Counts, options: Options) -> Iterator[st
     if counts.kv["strict_read_bytes"] != counts.kv["read_bytes"]:
         yield (
             "windows and chunks counted as min(context, window), the most that is read; strictly "
-            f"{counts.kv['strict_read_bytes'] / GB:.3f} GB at this position"
+            f"{in_gb(counts.kv['strict_read_bytes'])} GB at this position"
         )
     if counts.kv["unique_read_bytes"] != counts.kv["read_bytes"]:
         yield "layers that share a KV cache each read it: no reuse in L2 is assumed"
@@ -98,6 +104,11 @@ def _terms(counts: Counts, options: Options) -> Iterator[str]:
 
 def _not_read(counts: Counts) -> Iterator[str]:
     """What is resident and not read, in GB."""
+    if counts.beyond:
+        yield (
+            f"not run by the main model: {spans(counts.beyond)}, beyond num_hidden_layers, though "
+            "config.json declares no prediction layers"
+        )
     for group, what in (
         ("towers", "vision and audio towers"),
         ("mtp", "multi-token-prediction layers"),
@@ -105,7 +116,7 @@ def _not_read(counts: Counts) -> Iterator[str]:
     ):
         size = counts.not_read.get(group, 0)
         if size:
-            yield f"{what} are stored and not read: {size / GB:.3f} GB"
+            yield f"{what} are stored and not read: {in_gb(size)} GB"
 
 
 def _streamed(checkpoint: Checkpoint, counts: Counts) -> Iterator[str]:

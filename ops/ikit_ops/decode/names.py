@@ -31,8 +31,9 @@ TOWER_PARTS = words(
     "mm_input_projection multimodal_projector embed_vision embed_audio img_processor "
     "image_newline patch_merger pre_mm_projector_norm vision_language_adapter vision_projection "
     "vision_projector visual_projection audio_projection vpm apm resampler connector aligner "
-    "mlp1 talker token2wav code2wav speech_projector audio_projector mm_audio_projector "
-    "embed_vision_tokens vision_resampler image_projection vq_model gen_vision_model"
+    "mlp1 projector sam_model view_seperator talker token2wav code2wav speech_projector "
+    "mm_audio_projector embed_vision_tokens vision_resampler image_projection vq_model "
+    "gen_vision_model"
 )
 MTP_PARTS = frozenset({"nextn", "medusa_head", "eagle"})
 
@@ -64,7 +65,7 @@ OTHER = words(
     "altup laurel altup_projections altup_unembed_projections per_layer_input_gate "
     "per_layer_projection per_layer_model_projection layer_scalar per_layer_inp_gate "
     "inp_gate layer_output_scale skip_scale residual_scale learned_scale "
-    "layer_scale"
+    "layer_scale linear"
 )
 QUANTISER_PARAMETERS = words(
     "weight_scale weight_scale_inv weight_scale_2 scale_inv input_scale weight_packed weight_shape "

@@ -58,6 +58,18 @@ _TYPES: dict[str, Kind] = {
 _NEMOTRON: dict[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none"}
 _WINDOW_EVERYWHERE = words("mistral mixtral phi3 phimoe starcoder2 ministral")
 _OPT_IN_WINDOW = ("qwen2", "qwen3", "smollm3")
+# Attention that reads a part of the cache by rules that are not defined here, or a cache
+# that layers share by rules of their own: never taken for plain attention.
+_NOT_DEFINED = (
+    "compress_ratios",
+    "sparse_config",
+    "sparse_attention_config",
+    "moba_config",
+    "nsa_config",
+    "use_cla",
+    "use_mixed_mlp_cla",
+    "dual_chunk_attention_config",
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,11 @@ def layer_kinds(config: ModelConfig, layers: int) -> list[LayerKind]:
     A layer that the configuration does not describe is ``unknown`` with the reason; what
     the headers show about it decides then (``attention.py``).
     """
+    strange = next((key for key in _NOT_DEFINED if config.get(key)), None)
+    if strange is not None:
+        return [
+            LayerKind("unknown", None, f"{strange} in config.json is not defined here")
+        ] * layers
     for rule in _RULES:
         kinds = rule(config, layers)
         if kinds is not None:

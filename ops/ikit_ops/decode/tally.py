@@ -45,6 +45,7 @@ class Counts:
         limitations: what the count does not cover, in words.
         quant: the algorithm that the quantisation config declares.
         head_is_embedding: whether the embedding table is read as the head.
+        beyond: layers behind the model's that no key of the configuration announces.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Counts:
     limitations: list[str] = field(default_factory=list)
     quant: str | None = None
     head_is_embedding: bool = False
+    beyond: list[int] = field(default_factory=list)
 
     @property
     def weight_bytes(self) -> int:

@@ -25,14 +25,15 @@ class Slot:
         shape: shape of the first.
         name: name of the first.
         sizes: bytes of a tensor -> how many have that size.
-        indexed: whether the name carries an expert's number.
+        experts: the numbers of the experts that the layer stores, shared by its slots;
+            None when the name carries none.
     """
 
     place: Place
     dtype: str
     shape: tuple[int, ...]
     name: str
-    indexed: bool = False
+    experts: set[str] | None = None
     sizes: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -54,6 +55,7 @@ def gather(tensors: Mapping[str, TensorEntry], layers: int | None) -> list[Slot]
         layers: decoder layers of the main model, None when unknown.
     """
     slots: dict[tuple[str, str, str], Slot] = {}
+    numbers: dict[str, set[str]] = {}
     for name, entry in tensors.items():
         head, found, tail = name.partition(".experts.")
         index, _, rest = tail.partition(".")
@@ -62,16 +64,19 @@ def gather(tensors: Mapping[str, TensorEntry], layers: int | None) -> list[Slot]
         slot = slots.get(key)
         if slot is None:
             place = place_of(f"{head}.experts.{rest}" if indexed else name, layers)
-            slot = slots[key] = Slot(place, entry.dtype, entry.dims, name, indexed)
+            found_here = numbers.setdefault(head, set()) if indexed else None
+            slot = slots[key] = Slot(place, entry.dtype, entry.dims, name, found_here)
+        if slot.experts is not None:
+            slot.experts.add(index)
         size = entry.nbytes
         sizes = slot.sizes
         sizes[size] = sizes.get(size, 0) + 1
     return list(slots.values())
 
 
-def modules_of(slots: Iterable[Slot]) -> dict[tuple[str, int | None, str], dict[str, Slot]]:
-    """(stack, layer, module) -> parameter -> slot; the first when one repeats."""
-    modules: dict[tuple[str, int | None, str], dict[str, Slot]] = {}
+def modules_of(slots: Iterable[Slot]) -> list[dict[str, list[Slot]]]:
+    """The slots by module: parameter -> its slots, one for each element type that it has."""
+    modules: dict[tuple[str, int | None, str], dict[str, list[Slot]]] = {}
     for slot in slots:
         place = slot.place
         module, parameter = place.module, place.parameter
@@ -79,8 +84,9 @@ def modules_of(slots: Iterable[Slot]) -> dict[tuple[str, int | None, str], dict[
             if module.endswith(suffix):
                 module, parameter = module[: -len(suffix)], FUSED_SUFFIXES[suffix]
                 break
-        modules.setdefault((place.stack, place.layer, module), {}).setdefault(parameter, slot)
-    return modules
+        parameters = modules.setdefault((place.stack, place.layer, module), {})
+        parameters.setdefault(parameter, []).append(slot)
+    return list(modules.values())
 
 
 # gpt-oss and llama4 stack experts in bare parameters: the suffix is the parameter
