@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE_SOURCES := $(shell find ikit_mcp ops/ikit_ops -name '*.py' -o -name '*.json')
 
-.PHONY: demo test lint types unit wheel bench generated clean
+
+.PHONY: demo test lint types unit wheel inspector bench generated clean
 
 demo: $(VENV)/base
 	$(BIN)/python agent_examples/01_scripted_client/main.py
@@ -39,6 +40,10 @@ wheel: $(VENV)/dev
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
 	$(BIN)/python tests/e2e/wheel_check.py build/wheel/venv/bin
+
+# The MCP Inspector as a client; skips with a printed reason where npm cannot give it.
+inspector: $(VENV)/dev
+	$(BIN)/python tests/e2e/inspector_check.py
 
 # Figures for the README: ratios measured in one run, printed as tables.
 bench: $(VENV)/dev

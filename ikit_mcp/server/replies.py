@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mcp.types as t
+from mcp.shared.exceptions import MCPError
 
 from ikit_mcp.call import Shown, one_line
 from ikit_mcp.evidence import paging
@@ -177,6 +178,13 @@ def error(problem: OpError) -> t.CallToolResult:
     room = ERROR_CHARACTERS - min(len(advice), 600) - 8
     said = _cut(text, room) + (f"\nNext: {advice[:600]}" if advice else "")
     return t.CallToolResult(content=[t.TextContent(type="text", text=said)], is_error=True)
+
+
+def refusal(message: str, uri: str | None = None) -> MCPError:
+    """The protocol error for what the caller named and is not there; redacted like a reply."""
+    known = secrets.known_secrets(os.environ)
+    data = None if uri is None else {"uri": secrets.redact(one_line(uri), known)}
+    return MCPError(t.INVALID_PARAMS, secrets.redact(one_line(message, 600), known), data)
 
 
 def bug(tool: str, bug_id: str) -> t.CallToolResult:

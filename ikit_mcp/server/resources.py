@@ -18,13 +18,13 @@ from urllib.parse import parse_qs, urlsplit
 import anyio.to_thread
 import mcp.types as t
 from mcp.server import ServerRequestContext
-from mcp.shared.exceptions import MCPError
 
 from ikit_mcp.call import Settings, one_line
 from ikit_mcp.evidence import index, paging
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import secrets
 from ikit_mcp.registry import OpError
+from ikit_mcp.server import replies
 
 PAGE = 40
 COMPLETIONS = 50
@@ -92,9 +92,7 @@ class Resources:
         try:
             contents = await anyio.to_thread.run_sync(self._read, uri)
         except OpError as problem:
-            what = secrets.redact(str(problem), secrets.known_secrets(os.environ))
-            data = {"uri": one_line(uri)}
-            raise MCPError(t.INVALID_PARAMS, f"Resource not found: {what[:500]}", data) from None
+            raise replies.refusal(f"Resource not found: {problem}", uri) from None
         return t.ReadResourceResult(contents=[contents])
 
     def _read(self, uri: str) -> t.TextResourceContents | t.BlobResourceContents:
@@ -207,4 +205,4 @@ def _decoded(cursor: str | None) -> tuple[str | None, int]:
             return until, offset
     except (ValueError, TypeError):
         pass
-    raise MCPError(t.INVALID_PARAMS, "The cursor is not one of this server's")
+    raise replies.refusal("The cursor is not one of this server's")

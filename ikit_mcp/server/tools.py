@@ -18,7 +18,6 @@ import anyio
 import anyio.to_thread
 import mcp.types as t
 from mcp.server import ServerRequestContext
-from mcp.shared.exceptions import MCPError
 
 from ikit_mcp import jobs as job_table
 from ikit_mcp.arguments import parse, schema
@@ -80,7 +79,7 @@ class Tools:
         """Answer one tools/call; every failure that the caller can mend is a tool error."""
         operation = self.operations.get(params.name)
         if operation is None:
-            raise MCPError(t.INVALID_PARAMS, f"Unknown tool: {params.name[:80]}")
+            raise replies.refusal(f"Unknown tool: {params.name[:80]}")
         try:
             return await self._answer(ctx, operation, params.arguments or {})
         except OpError as problem:

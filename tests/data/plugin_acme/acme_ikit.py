@@ -109,3 +109,44 @@ def acme_leak(call, where):
         data = {"log": done.stdout}
     return call.save(Draft(kind="acme", claim_class="checked", valid=None, summary=summary, data=data),
                      artifacts=artifacts, reply=list(data))
+
+
+NOISE = {
+    "gigabyte": "import sys\nb = b'x' * (1 << 20)\nfor _ in range(1024): sys.stdout.buffer.write(b)",
+    "rubbish": "import os\nfor _ in range(2000): os.write(1, bytes(range(256)) * 16)",
+    "silent": "import time; time.sleep(3)",
+    "stubborn": "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\n"
+                "print('ready', flush=True)\ntime.sleep(300)",
+    "forks": "import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(0.2)\n        os._exit(0)\n"
+             "time.sleep(300)",
+}
+
+
+@operation("acme_noise", ("acme", "noise"), "Run a program that misbehaves, in a worker.",
+           [Arg("how", "string", "How", required=True, choices=tuple(NOISE)),
+            Arg("timeout", "number", "Seconds until it is ended", default=20)],
+           effects=DERIVES, long=True)
+def acme_noise(call, how, timeout):
+    """A record with what came of the run."""
+    call.progress(0, 1, "running")
+    done = call.run([sys.executable, "-c", NOISE[how]], timeout=timeout, grace=0.5)
+    data = {"bytes": done.stdout_bytes, "kept": len(done.stdout), "timed_out": done.timed_out,
+            "leftovers": len(done.leftovers), "survivors": len(done.survivors)}
+    return call.save(Draft(kind="acme", claim_class="checked", valid=True, summary=how, data=data),
+                     reply=list(data))
+
+
+@operation("acme_tree", ("acme", "tree"), "Run the program of the process-tree cases, in a worker.",
+           [Arg("script", "string", "The program", required=True),
+            Arg("tag", "string", "A word in every process's command line", required=True),
+            Arg("mode", "string", "Which tree", default="all"),
+            Arg("timeout", "number", "Seconds until it is ended", default=100)],
+           effects=DERIVES, long=True)
+def acme_tree(call, script, tag, mode, timeout):
+    """A record with what was left and ended."""
+    call.progress(0, 1, "running")
+    done = call.run([sys.executable, script, tag, mode], timeout=timeout, grace=0.5)
+    data = {"timed_out": done.timed_out, "leftovers": len(done.leftovers),
+            "survivors": len(done.survivors), "returncode": done.returncode}
+    return call.save(Draft(kind="acme", claim_class="checked", valid=True, summary=mode, data=data),
+                     reply=list(data))
