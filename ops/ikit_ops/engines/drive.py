@@ -1,0 +1,277 @@
+"""Run a worker, watch it, and turn its end into a result or a sentence.
+
+Engines fail in more ways than they work: at import, while they load, in the middle of a
+round; by an exception, by a signal (SGLang's scheduler sends SIGQUIT to its parent, the
+kernel's out-of-memory killer SIGKILL), by saying nothing for ever, by filling the disk
+with their log.  A caller needs to know three things of it: in which phase it was, what
+ended it, and what it said last.  The log is the engine's, and may hold keys: SGLang prints
+its whole configuration, key included, as one line.  Such lines are left out, the rest is
+cut to short lines, and the ways out redact what is known to be secret.
+
+A result that was written counts even if the engine dies while it shuts down: what was
+measured is not lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ikit_mcp.call import Call, Cancelled, one_line
+from ikit_mcp.registry import OpError
+from ikit_ops.engines import result as results
+from ikit_ops.engines.adapter import Adapter, Found, Plan
+from ikit_ops.engines.result import WorkerResult
+
+LOG_CAP = 64 << 20
+KEEP = 4 << 20
+MAX_LOG_LINE = 4_000
+LAST_LINES = 8
+GRACE = 20.0
+HEARTBEAT_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+PHASES = ("start", "import", "load", "warm-up", "round", "two-call check", "reference", "flags",
+          "shutdown")  # fmt: skip
+_CONFIGURATION_LINE = re.compile(r"server_args=|ServerArgs\(|non-default args|hf_token|api_key")
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+
+
+@dataclass
+class Outcome:
+    """A worker that left a result: that, its log, and how the process ended."""
+
+    result: WorkerResult
+    log: list[str]
+    max_rss_bytes: int | None
+    seconds: float
+    variables: Any
+    warnings: list[str] = field(default_factory=list)
+
+
+def drive(
+    call: Call,
+    adapter: Adapter,
+    plan: Plan,
+    found: Found,
+    on_start: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Run the engine's worker to its end.
+
+    ``on_start`` gets the worker's pid.  OpError names the phase, the reason and the last
+    lines of the log when it left no result.
+    """
+    folder = call.folder / f"bench-{plan.nonce}"
+    folder.mkdir(mode=0o700)
+    paths = {name: folder / name for name in ("config.json", "result.json", "progress.json")}
+    config = adapter.config(plan, found) | {
+        "result_path": str(paths["result.json"]),
+        "progress_path": str(paths["progress.json"]),
+    }
+    _write_private(paths["config.json"], json.dumps(config))
+    log, output = folder / "engine.log", folder / "stdout.log"
+    environment = _environment(call, adapter, plan, paths)
+    with _watched(call, paths["progress.json"], plan, adapter.title):
+        ended = call.run(
+            adapter.command(plan, found, paths["config.json"]),
+            timeout=plan.timeout,
+            grace=GRACE,
+            env=environment,
+            cwd=folder,
+            stdout_path=output,
+            stderr_path=log,
+            byte_cap=LOG_CAP,
+            on_start=on_start,
+        )
+    phase = _phase(paths["progress.json"], adapter)
+    lines = read_log(output) + read_log(log)
+    try:
+        told = results.read(paths["result.json"], output)
+    except results.Unreadable as error:
+        raise _failure(adapter, phase, str(error), lines) from None
+    if told is None:
+        raise _failure(adapter, phase, _reason(ended, plan), lines)
+    if told.error is not None:
+        raise _failure(adapter, told.error.phase, one_line(told.error.what, 500), lines)
+    if not told.rounds:
+        why = "; ".join(one_line(str(row.get("why"))) for row in told.failed_rounds[:3])
+        raise _failure(adapter, "round", f"no round succeeded: {why or 'none is told'}", lines)
+    adapter.read(told, lines, plan)
+    variables = call.engine_variables(ENGINE_PREFIXES, ENGINE_NAMES, environment)
+    outcome = Outcome(told, lines, ended.max_rss_bytes, ended.seconds, variables)
+    if not ended.ok:
+        outcome.warnings.append(f"after its result, the worker {_reason(ended, plan)}")
+    if ended.survivors:
+        outcome.warnings.append(f"could not be ended: {one_line(', '.join(ended.survivors))}")
+    return outcome
+
+
+ENGINE_PREFIXES = (
+    "VLLM_", "SGLANG_", "TORCH_", "PYTORCH_", "TRITON_", "NCCL_", "CUDA_", "CUBLAS", "CUDNN_",
+    "GGML_", "LLAMA_", "FLASHINFER_", "ROCR_", "HIP_", "HSA_",
+)  # fmt: skip
+ENGINE_NAMES = (
+    "GPU_DEVICE_ORDINAL", "HF_HOME", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "LD_PRELOAD",
+    "OMP_NUM_THREADS",
+)  # fmt: skip
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def _environment(
+    call: Call, adapter: Adapter, plan: Plan, paths: dict[str, Path]
+) -> dict[str, str]:
+    """A benchmark's environment; a gated model of the Hub needs the user's token."""
+    environment = call.benchmark_environment(_HUB_TOKENS if plan.path is None else ())
+    environment |= adapter.environment(plan)
+    environment["IKIT_CONFIG"] = str(paths["config.json"])
+    environment["IKIT_RESULT_PATH"] = str(paths["result.json"])
+    return environment
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
+# --- while it runs ---------------------------------------------------------------------
+
+
+@contextmanager
+def _watched(call: Call, path: Path, plan: Plan, title: str) -> Iterator[None]:
+    """Pass the worker's phases on as progress, and say that it lives when it says nothing."""
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(call, path, plan, title, stop), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _watch(call: Call, path: Path, plan: Plan, title: str, stop: threading.Event) -> None:
+    started, told_at, last = time.monotonic(), 0.0, ""
+    while not stop.wait(LOOK_SECONDS):
+        told = progress_of(path)
+        key, now = json.dumps(told), time.monotonic()
+        if key == last and now - told_at < HEARTBEAT_SECONDS:
+            continue
+        last, told_at = key, now
+        done, total, what = step_of(told, plan)
+        try:
+            call.progress(done, total, f"{title}: {what} ({now - started:.0f} s so far)")
+        except Cancelled:
+            return
+
+
+def progress_of(path: Path) -> dict[str, Any]:
+    """The worker's progress file; empty where there is none yet."""
+    try:
+        told = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def step_of(told: dict[str, Any], plan: Plan) -> tuple[int, int, str]:
+    """``(done, total, words)``: each request is a step, and each other phase is one."""
+    counted = {"warm-up": plan.warmup, "round": plan.rounds}
+    total = sum(counted.get(phase, 1) for phase in PHASES)
+    phase = told.get("phase")
+    if phase not in PHASES:
+        return 0, total, "starting"
+    before = sum(counted.get(p, 1) for p in PHASES[: PHASES.index(phase)])
+    done = told.get("done")
+    done = done if isinstance(done, int) else 0
+    if phase in counted:
+        return before + done, total, f"{phase} {done + 1} of {counted[phase]}"
+    return before, total, phase
+
+
+# --- how it ended ------------------------------------------------------------------------
+
+
+def _phase(path: Path, adapter: Adapter) -> str:
+    """The phase that the worker was last in; a command has none that we know."""
+    phase = progress_of(path).get("phase")
+    if isinstance(phase, str) and phase in PHASES:
+        return phase
+    return "start" if adapter.worker else "command"
+
+
+def _reason(ended: Any, plan: Plan) -> str:
+    """What ended a worker, in words."""
+    if ended.timed_out:
+        return f"was ended after {plan.timeout:g} s, the timeout"
+    if ended.capped:
+        return f"was ended: it had written more than {LOG_CAP >> 20} MiB of output"
+    if ended.lost:
+        return "was killed together with its supervisor"
+    if ended.signal is not None:
+        name = signal.Signals(ended.signal).name if ended.signal < 65 else str(ended.signal)
+        hints = {
+            "SIGKILL": " (most often the kernel's out-of-memory killer, or the engine itself)",
+            "SIGQUIT": " (an engine's child failed and told its parent)",
+            "SIGSEGV": " (a crash in native code)",
+            "SIGABRT": " (an assertion in native code)",
+            "SIGILL": " (the program uses instructions that this CPU does not have)",
+        }
+        return f"was ended by {name}{hints.get(name, '')}"
+    return f"ended with status {ended.returncode} and left no result"
+
+
+def _failure(adapter: Adapter, phase: str, reason: str, lines: list[str]) -> OpError:
+    """The error of a run without a usable result: phase, reason, last lines."""
+    what = f"{adapter.title or adapter.name} failed in phase {one_line(phase, 40)}: {reason}"
+    shown = last_lines(lines)
+    if shown:
+        what += "\nlast lines:\n" + "\n".join(f"  {line}" for line in shown)
+    hint = {
+        "import": "check that the engine's Python can import it",
+        "start": "check the engine's Python, or the program",
+        "load": "check the model's path and engine_args; a smaller max_model_len needs less memory",
+        "command": "the command must write its result to $IKIT_RESULT_PATH, or print it after "
+        "'IKIT_RESULT '",
+    }.get(phase, "see the last lines; a longer timeout, or other engine_args, may help")
+    return OpError(what, hint)
+
+
+def last_lines(lines: list[str], count: int = LAST_LINES) -> list[str]:
+    """The last lines that say something, short, without those that print a configuration."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        text = one_line(line, 160)
+        if text and not is_configuration(line) and not text.startswith("IKIT_RESULT"):
+            kept.append(text)
+        if len(kept) == count:
+            break
+    return kept[::-1]
+
+
+def is_configuration(line: str) -> bool:
+    """Whether a log line prints an engine's whole configuration, keys and all."""
+    return _CONFIGURATION_LINE.search(line[:MAX_LOG_LINE]) is not None
+
+
+def read_log(path: Path) -> list[str]:
+    """The lines of a log, without colours, each cut; of a long log its head and its tail."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(KEEP)
+            tail = b""
+            if size > len(head):
+                file.seek(max(size - KEEP, len(head)))
+                tail = b"\n" + file.read(KEEP)
+    except OSError:
+        return []
+    text = (head + tail).decode("utf-8", "replace")
+    lines = re.split(r"[\r\n]+", text)
+    return [_COLOURS.sub("", line[:MAX_LOG_LINE]) for line in lines if line]

@@ -1,0 +1,182 @@
+"""From the arguments of a benchmark to a plan: which engine, model, device, threads.
+
+What is left to "auto" is decided here, once, and pinned in the record, so that the same
+call can be made again.  Threads are decided too: on a CPU an engine's own default differs
+from release to release, and more threads than cores make spinning threads wait for those
+that are not running.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ikit_mcp.call import Call, Device, one_line
+from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError
+from ikit_ops.engines import adapter_named, adapters
+from ikit_ops.engines.adapter import Adapter, Plan
+from ikit_ops.engines.find import is_gguf, is_listed
+
+_SUFFIXES = (".gguf", ".safetensors", ".json")
+_THREADLESS = frozenset({"openai", "cmd"})
+
+
+def effects_of(arguments: Mapping[str, Any]) -> Effects:
+    """EXECUTES when the call runs a command, an unlisted interpreter, or a model's own code."""
+    if arguments.get("engine") == "cmd" or arguments.get("command"):
+        return EXECUTES
+    python = arguments.get("python")
+    if python and not is_listed(str(python)):
+        return EXECUTES
+    loading = frozenset[str]().union(*(a.executing_args for a in adapters().values()))
+    if loading & argument_names(arguments.get("engine_args") or ()):
+        return EXECUTES
+    return MEASURES
+
+
+def argument_names(engine_args: Sequence[str]) -> set[str]:
+    """The names in ``key=value`` and ``--key value`` items, with underscores.
+
+    Dots nest (``compilation_config.mode``): every part counts as a name.
+    """
+    names: set[str] = set()
+    for item in engine_args:
+        for word in item.split():
+            name = word.partition("=")[0].lstrip("-").replace("-", "_")
+            names.update((name, *name.split(".")))
+    return names
+
+
+def make_plan(call: Call, arguments: Mapping[str, Any]) -> tuple[Adapter, Plan]:
+    """The engine and the plan of a call; OpError for what cannot be."""
+    args = dict(arguments)
+    engine_args = tuple(args["engine_args"] or ())
+    _refuse_secrets(call, engine_args)
+    path = existing(args["model"])
+    adapter = choose(call, args, path)
+    if path is None and adapter.name not in _THREADLESS:
+        _refuse_lost_path(args["model"])
+    asked = args["device"] or "auto"
+    devices = chosen_devices(call, asked)
+    unknown = adapter.name == "openai" and asked == "auto"
+    threads = args["threads"]
+    if threads is None and devices[0].id == "cpu" and adapter.name not in _THREADLESS:
+        threads = default_threads(call)
+    return adapter, Plan(
+        model=args["model"],
+        path=path,
+        revision=args["revision"],
+        engine_args=engine_args,
+        prompt_len=args["prompt_len"],
+        gen_len=args["gen_len"],
+        rounds=args["rounds"],
+        warmup=args["warmup"],
+        seed=args["seed"],
+        round_offset=args["round_offset"],
+        nonce=secrets.token_hex(8),
+        device=None if unknown else devices[0],
+        devices=() if unknown else tuple(devices),
+        threads=threads,
+        keep_going=args["keep_going"],
+        timeout=args["timeout"],
+        command=tuple(args["command"] or ()),
+        url=args["url"],
+        api_key_env=args["api_key_env"],
+        python=args["python"],
+        device_asked=asked,
+    )
+
+
+def _refuse_secrets(call: Call, engine_args: Sequence[str]) -> None:
+    """OpError for an argument that holds a key: command lines and logs show it to everybody."""
+    words = [word for item in engine_args for word in item.split()]
+    if rule := call.secret_rule(words):
+        raise OpError(
+            f"engine_args was refused: {rule} looks like a secret",
+            "give keys by the name of a variable (api_key_env)",
+        )
+
+
+def existing(model: str) -> Path | None:
+    """The model as an absolute path, when something is there."""
+    try:
+        path = Path(model).expanduser()
+        return path.absolute() if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, an unknown ~user
+        return None
+
+
+def _refuse_lost_path(model: str) -> None:
+    if model.startswith((".", "/", "~")) or Path(model).suffix in _SUFFIXES:
+        raise OpError(
+            f"{one_line(model)}: no such file or folder", "give an existing path, or a Hub id"
+        )
+
+
+def choose(call: Call, args: Mapping[str, Any], path: Path | None) -> Adapter:
+    """The engine that was named, or that ``auto`` finds for this model."""
+    engine = args["engine"]
+    if engine != "auto":
+        adapter = adapter_named(engine)
+        _refuse_idle(adapter, args)
+        return adapter
+    if args["command"]:
+        return adapter_named("cmd")
+    if args["url"]:
+        return adapter_named("openai")
+    wanted = "gguf" if path is not None and is_gguf(path) else "safetensors"
+    tried = []
+    for adapter in adapters().values():
+        if wanted not in adapter.formats:
+            continue
+        try:
+            adapter.find(call, _probe(args))
+        except OpError as error:
+            tried.append(error.what)
+        else:
+            return adapter
+    raise OpError(
+        f"no engine for {wanted} weights is here: {'; '.join(tried)}",
+        "install one in a Python of its own, and name it by python=PATH or IKIT_PYTHONS",
+    )
+
+
+def _refuse_idle(adapter: Adapter, args: Mapping[str, Any]) -> None:
+    """OpError for an argument that this engine would leave unused without a word."""
+    for name, owner in (("command", "cmd"), ("url", "openai"), ("api_key_env", "openai")):
+        if args[name] and adapter.name != owner:
+            raise OpError(
+                f"{name} is for engine={owner}, not for {adapter.name}", f"leave {name} out"
+            )
+
+
+def _probe(args: Mapping[str, Any]) -> Plan:
+    """A plan that is good for looking for an engine, and for nothing else."""
+    return Plan(
+        model=args["model"], path=None, revision=None, engine_args=(), prompt_len=1, gen_len=1,
+        rounds=1, warmup=0, seed=0, round_offset=0, nonce="", device=None, threads=None,
+        keep_going=False, timeout=1.0, python=args["python"],
+    )  # fmt: skip
+
+
+def chosen_devices(call: Call, asked: str) -> list[Device]:
+    """The devices of a ``device`` argument (``auto``, ``cpu``, ``cuda:0,cuda:1``)."""
+    there = call.devices()
+    found = []
+    for part in asked.split(","):
+        wanted = part.strip()
+        matching = [d for d in there if wanted in ("auto", d.id, d.uuid, d.id.split(":")[0])]
+        if not matching:
+            known = ", ".join(d.id for d in there)
+            raise OpError(f"device {wanted[:60]!r} is not here", f"use one of: auto, {known}")
+        found.append(matching[0])
+    return found
+
+
+def default_threads(call: Call) -> int:
+    """The physical cores that this process may use; at least one."""
+    cpu = call.cpu()
+    usable = cpu.usable_threads or cpu.threads or 1
+    return max(1, min(cpu.cores or usable, usable))

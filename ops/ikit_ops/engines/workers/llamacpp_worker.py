@@ -1,0 +1,366 @@
+"""The worker for llama.cpp: its own HTTP server, embedded, or an installed llama-server.
+
+Both are the same C++ server, asked over HTTP as a user would: ``/completion`` streams a
+chunk a token.  ``cache_prompt`` is off in each request, and ``timings.cache_n`` is what
+says whether the prompt was served from a cache (``tokens_cached`` is the context length).
+The server's own ``predicted_ms`` covers the n - 1 steps after the first token; it is kept
+beside our stamps, and a request of one token has none.
+
+``llama-bench`` measures without sampling and without a server; its samples become rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 -- run by path
+
+import ikit_harness as harness
+
+READY_SECONDS = 0.02
+
+
+class LlamaServer(harness.Engine):
+    """llama-server, in this process (xllamacpp) or as a child (``config["program"]``)."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.server: Any = None
+        self.module: Any = None
+        self.child: subprocess.Popen[bytes] | None = None
+        self._draft: int | None = None
+
+    def prepare(self) -> None:
+        """Import xllamacpp, unless a program is to be run."""
+        if not self.config.get("program"):
+            import xllamacpp
+
+            self.module = xllamacpp
+
+    def load(self) -> None:
+        """Start the server; it listens on loopback alone."""
+        if self.config.get("program"):
+            self._start_child()
+        else:
+            self._start_embedded()
+        props = self.connection.get("/props")
+        if props is None:
+            raise harness.Stopped("llama-server does not answer /props")
+        self.props: dict[str, Any] = props
+
+    def _start_embedded(self) -> None:
+        params = self.module.CommonParams()
+        params.model.path = self.config["model"]
+        params.hostnames = ["127.0.0.1"]
+        params.port = 0
+        params.verbosity = 4  # offloaded layers, flash attention, cache types: only the log says
+        params.endpoint_props = params.endpoint_slots = True
+        apply_options(params, self.config["options"], self.module)
+        self.params = params
+        self.server = self.module.Server(params)
+        host, _, port = self.server.listening_address.rpartition(":")
+        self._connect(host.rpartition("/")[2], int(port))
+
+    def _start_child(self) -> None:
+        port = free_port()
+        argv = [self.config["program"], "--model", self.config["model"], "--host", "127.0.0.1",
+                "--port", str(port), "-lv", "4", "--no-ui", *self.config["options"]]  # fmt: skip
+        self.child = subprocess.Popen(argv, stdin=subprocess.DEVNULL)  # noqa: S603 -- found, not given
+        self._connect("127.0.0.1", port)
+        while True:
+            health = self.connection.get("/health")
+            if health is not None and health.get("status") == "ok":
+                return
+            if self.child.poll() is not None:
+                raise harness.Stopped(f"llama-server ended with status {self.child.returncode}")
+            time.sleep(READY_SECONDS)
+
+    def _connect(self, host: str, port: int) -> None:
+        self.connection = harness.Connection("http", host, port)
+
+    def vocabulary(self) -> int:
+        """The length of the model's token list."""
+        return int(self.config["vocabulary"])
+
+    def generate(self, ids: list[int], count: int) -> harness.Generation:
+        """One streamed /completion."""
+        start, lines, end = self.connection.post("/completion", {
+            "prompt": ids, "n_predict": count, "ignore_eos": True, "return_tokens": True,
+            "cache_prompt": bool(self.config.get("read_cache")), "temperature": 0.0, "stream": True,
+        })  # fmt: skip
+        stamps: list[float] = []
+        tokens: list[int] = []
+        last: dict[str, Any] = {}
+        for stamp, chunk in harness.parsed(lines):
+            found = chunk.get("tokens") or []
+            if found:
+                stamps.append(stamp)
+                tokens += found
+            if chunk.get("stop"):
+                last = chunk
+        if not tokens or not last:
+            raise harness.Stopped("llama-server ended its answer without a last chunk")
+        timings = last.get("timings", {})
+        # predicted_ms of a request of one token is a placeholder, not a time.
+        timed = last.get("tokens_predicted", 0) > 1
+        self._draft = timings.get("draft_n") or self._draft
+        return harness.Generation(
+            start, stamps[0], stamps[-1], end,
+            count=last.get("tokens_predicted"), tokens=tokens,
+            prompt=last.get("tokens_evaluated"), cached=timings.get("cache_n"),
+            finish=finish_reason(last.get("stop_type")),
+            engine_s=timings["predicted_ms"] / 1e3 if timed and "predicted_ms" in timings else None,
+            speculative=timings.get("draft_n", 0),
+        )  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Flags that the server holds; what only its log says is read from there."""
+        settings = self.props.get("default_generation_settings", {})
+        flags = {
+            "n_ctx": settings.get("n_ctx"),
+            "total_slots": self.props.get("total_slots"),
+            "model_ftype": self.props.get("model_ftype"),
+            "speculative": bool(self._draft)
+            or settings.get("params", {}).get("speculative.types", "none") != "none",
+            "samplers": "greedy (temperature 0)",
+        }
+        told: dict[str, Any] = {
+            "version": self.config.get("version"),
+            "platform": None,
+            "flags": flags,
+            "flags_source": "server /props and log",
+            "devices": None,
+        }
+        if self.module is not None:
+            told["version"] = self.module.__version__
+            told["devices"] = [device_row(d) for d in self.module.get_device_info()]
+            params = self.params
+            flags.update(
+                n_threads=params.cpuparams.n_threads,
+                n_batch=params.n_batch,
+                n_ubatch=params.n_ubatch,
+                n_gpu_layers=params.n_gpu_layers,
+                no_kv_offload=params.no_kv_offload,
+                no_op_offload=params.no_op_offload,
+                n_parallel=params.n_parallel,
+            )
+        return told
+
+    def close(self) -> None:
+        """End the child; an embedded server ends with this process."""
+        if self.child is not None:
+            self.child.terminate()
+            try:
+                self.child.wait(10)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+
+
+def finish_reason(stop_type: str | None) -> str | None:
+    """Why the server stopped, in the word that other engines use."""
+    return "length" if stop_type == "limit" else stop_type
+
+
+def device_row(device: dict[str, Any]) -> dict[str, Any]:
+    """A device as xllamacpp names it."""
+    kind = str(getattr(device.get("type"), "name", device.get("type")))
+    return {"name": device.get("name"), "type": kind.rpartition("_")[2].lower()}
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- llama-server's options, for the embedded server ------------------------------------
+
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "ctx-size": ("n_ctx", int), "c": ("n_ctx", int),
+    "batch-size": ("n_batch", int), "b": ("n_batch", int),
+    "ubatch-size": ("n_ubatch", int), "ub": ("n_ubatch", int),
+    "threads": ("cpuparams.n_threads", int), "t": ("cpuparams.n_threads", int),
+    "threads-batch": ("cpuparams_batch.n_threads", int), "tb": ("cpuparams_batch.n_threads", int),
+    "parallel": ("n_parallel", int), "np": ("n_parallel", int),
+    "n-gpu-layers": ("n_gpu_layers", int), "gpu-layers": ("n_gpu_layers", int),
+    "ngl": ("n_gpu_layers", int), "main-gpu": ("main_gpu", int), "mg": ("main_gpu", int),
+    "cache-type-k": ("cache_type_k", "ggml_type"), "ctk": ("cache_type_k", "ggml_type"),
+    "cache-type-v": ("cache_type_v", "ggml_type"), "ctv": ("cache_type_v", "ggml_type"),
+    "flash-attn": ("flash_attn_type", "flash"), "fa": ("flash_attn_type", "flash"),
+    "split-mode": ("split_mode", "split"), "sm": ("split_mode", "split"),
+    "spec-type": ("speculative.types", "spec"),
+    "seed": ("sampling.seed", int), "cache-ram": ("cache_ram_mib", int),
+}  # fmt: skip
+SWITCHES: dict[str, tuple[str, bool]] = {
+    "no-kv-offload": ("no_kv_offload", True), "nkvo": ("no_kv_offload", True),
+    "no-op-offload": ("no_op_offload", True), "no-host": ("no_host", True),
+    "no-warmup": ("warmup", False), "swa-full": ("swa_full", True),
+    "check-tensors": ("check_tensors", True),
+}  # fmt: skip
+
+
+def apply_options(params: Any, options: list[str], module: Any) -> None:
+    """Set the parameters that llama-server's own options name; Stopped for an unknown one."""
+    words = list(options)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-"):
+            raise harness.Stopped(f"engine_args: {word[:60]!r} is no option")
+        if name in SWITCHES:
+            place, fixed = SWITCHES[name]
+            assign(params, place, fixed)
+        elif name in OPTIONS:
+            if not equals and not words:
+                raise harness.Stopped(f"engine_args: --{name} needs a value")
+            place, kind = OPTIONS[name]
+            assign(params, place, converted(name, value if equals else words.pop(0), kind, module))
+        else:
+            known = ", ".join("--" + n for n in sorted({*OPTIONS, *SWITCHES}) if len(n) > 3)
+            raise harness.Stopped(
+                f"engine_args: the embedded llama.cpp has no option --{name[:60]} here "
+                f"(it has {known}); an installed llama-server takes them all"
+            )
+
+
+def assign(params: Any, place: str, value: Any) -> None:
+    """Set ``a.b`` of the parameters."""
+    target = params
+    *path, last = place.split(".")
+    for part in path:
+        target = getattr(target, part)
+    setattr(target, last, value)
+
+
+def converted(name: str, text: str, kind: Any, module: Any) -> Any:
+    """The option's text as the value that the parameter takes."""
+    try:
+        if kind is int:
+            return int(text)
+        if kind == "ggml_type":
+            return getattr(module.ggml_type, "GGML_TYPE_" + text.upper())
+        if kind == "flash":
+            return getattr(module.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_" + {
+                "on": "ENABLED", "off": "DISABLED", "auto": "AUTO",
+                "1": "ENABLED", "0": "DISABLED"}[text])  # fmt: skip
+        if kind == "split":
+            return getattr(module.llama_split_mode, "LLAMA_SPLIT_MODE_" + text.upper())
+        kinds = module.common_speculative_type
+        return [getattr(kinds, "COMMON_SPECULATIVE_TYPE_" + text.upper().replace("-", "_"))]
+    except (ValueError, KeyError, AttributeError):
+        raise harness.Stopped(f"engine_args: --{name} cannot be {text[:60]!r}") from None
+
+
+# --- llama-bench --------------------------------------------------------------------------
+
+
+class LlamaBench:
+    """Runs llama-bench for the prompt, and for the tokens behind it, and converts its JSON."""
+
+    timing = (
+        "llama-bench: decode = n / t of feeding random tokens one by one behind the prompt "
+        "(-d prompt_len), without sampling; ttft = t of the prompt alone"
+    )
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def run(self) -> dict[str, Any]:
+        """The result of both tests."""
+        prompt, count = self.config["prompt_len"], self.config["gen_len"]
+        first = self._test(["-p", str(prompt), "-n", "0"])
+        second = self._test(["-p", "0", "-n", str(count), "-d", str(prompt)])
+        pairs = zip(first["samples_ns"], second["samples_ns"], strict=False)
+        rows = [
+            {"index": index + self.config["round_offset"], "t_start": None, "t_end": None,
+             "ttft_ms": ttft / 1e6, "total_ms": (ttft + decode) / 1e6,
+             "decode_ms": decode / 1e6 * (count - 1) / count, "engine_decode_ms": None,
+             "gen_tokens": count, "prompt_tokens": prompt, "cached_tokens": 0,
+             "finish_reason": "length", "speculative_tokens": 0}
+            for index, (ttft, decode) in enumerate(pairs)
+        ]  # fmt: skip
+        keep = [
+            "build_commit",
+            "build_number",
+            "cpu_info",
+            "gpu_info",
+            "backends",
+            "model_type",
+            "n_batch",
+            "n_ubatch",
+            "n_threads",
+            "type_k",
+            "type_v",
+            "n_gpu_layers",
+            "n_cpu_moe",
+            "split_mode",
+            "main_gpu",
+            "no_kv_offload",
+            "flash_attn",
+            "devices",
+            "tensor_split",
+            "tensor_buft_overrides",
+            "load_mode",
+            "no_op_offload",
+            "no_host",
+            "repack",
+            "n_depth",
+        ]
+        return {
+            "format": harness.RESULT_FORMAT,
+            "version": self.config.get("version"),
+            "platform": None,
+            "flags": {key: second.get(key) for key in keep if key in second},
+            "flags_source": "llama-bench JSON (n_gpu_layers and flash_attn as requested)",
+            "devices": None,
+            "rounds": rows,
+            "failed_rounds": [],
+            "tokens": None,
+            "two_call": None,
+            "load_s": None,
+            "timing": {"definition": self.timing},
+            "prompt": {"rule": "llama-bench's own random tokens", "vocab_bound": None},
+        }
+
+    def _test(self, options: list[str]) -> dict[str, Any]:
+        argv = [self.config["program"], "-m", self.config["model"], "-o", "json",
+                "-r", str(self.config["rounds"]), *options, *self.config["options"]]  # fmt: skip
+        done = subprocess.run(  # noqa: S603 -- the program was found, not given
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
+        )
+        if done.returncode != 0:
+            raise harness.Stopped(f"llama-bench ended with status {done.returncode}")
+        try:
+            rows: list[dict[str, Any]] = json.loads(done.stdout)
+            return next(r for r in rows if r["n_prompt"] == int(options[1]) and r["samples_ns"])
+        except (ValueError, KeyError, StopIteration, TypeError):
+            raise harness.Stopped("llama-bench printed no result of the test asked for") from None
+
+
+class BenchSession(harness.Session):
+    """llama-bench has its own rounds: there is one phase."""
+
+    def run(self) -> None:
+        """Run it, write what it says."""
+        self.enter("round")
+        harness.write_json(self.config["result_path"], LlamaBench(self.config).run())
+
+
+def main() -> None:
+    """A server is asked round by round; llama-bench brings its rounds."""
+    config = harness.read_config(sys.argv)
+    if os.path.basename(config.get("program") or "").startswith("llama-bench"):  # noqa: PTH119 -- small
+        harness.main(LlamaServer, BenchSession)
+    harness.main(LlamaServer)
+
+
+if __name__ == "__main__":
+    main()
