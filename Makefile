@@ -18,7 +18,7 @@ test: lint types unit wheel
 lint: $(VENV)/dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/deptry --no-ansi .
 	$(BIN)/codespell $$(git ls-files 2>/dev/null || find . -name '*.py' -not -path './.venv/*')
 

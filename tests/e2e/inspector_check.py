@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "agent_examples" / "01_scripted_client"))
 
-import checkpoint  # type: ignore[import-not-found]  # found by the path above
+import checkpoint
 
 PACKAGES = ("node@22", "@modelcontextprotocol/inspector@2.12.0")
 SECONDS = 600
