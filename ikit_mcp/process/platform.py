@@ -5,8 +5,8 @@ Linux shows its processes as files: ``/proc/PID/stat`` holds parent and start ti
 memory nodes of the machine.  A pid alone names nobody -- the kernel reuses it -- but pid and
 start time together do, and a *pidfd* holds on to the very process while it is checked.
 
-``supervisor.py`` keeps the functions that read ``/proc``, because it must run alone, without
-this package; they are given on here, so that the rest of the program need not know.
+``procfs.py`` reads ``/proc``, because the supervisor must run alone, without this package; its
+functions are given on here, so that the rest of the program need not know.
 
 Elsewhere psutil answers what it can, and what nobody can answer is None.
 """
@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if sys.platform == "linux":
-    from ikit_mcp.process.supervisor import (
-        FREEZE_PASSES,
+    from ikit_mcp.process.procfs import (
         Stat,
         all_pids,
         descendants,
@@ -36,6 +35,8 @@ if sys.platform == "linux":
         send_signal,
         stat_of,
     )
+
+FREEZE_PASSES = 64  # looks at a tree that keeps growing before what is known is killed
 
 SUPERVISED = sys.platform == "linux"
 """Whether runs have a supervisor here, which can prove that nothing is left."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ikit_mcp.process import platform
-from ikit_mcp.process.request import Ending, Request, start_failure
+from ikit_mcp.process.request import MARKER_VARIABLE, Ending, Request, start_failure
 from ikit_mcp.registry import OpError
 
 if sys.platform != "linux":
@@ -49,8 +49,12 @@ def supervisor_command() -> list[str]:
 
 
 def supervisor_environment() -> dict[str, str]:
-    """What the supervisor itself gets: nothing but what its interpreter may need to load."""
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    """What the supervisor itself gets: what its interpreter may need, and the outer runs' marks.
+
+    By the marks whoever ends an outer run finds this supervisor, and all that is below it.
+    """
+    names = ("LD_LIBRARY_PATH", MARKER_VARIABLE)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def run_supervised(request: Request, stdout: int, stderr: int) -> Ending:

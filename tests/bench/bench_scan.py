@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -69,9 +70,9 @@ def main() -> None:
                 while file.tell() < SIZE:
                     file.write(block)
             rates = [
-                rate(lambda: plain_read(path)),
-                rate(lambda: scan_file(path, secrets)),
-                rate(lambda: find_each(path, patterns)),
+                rate(partial(plain_read, path)),
+                rate(partial(scan_file, path, secrets)),
+                rate(partial(find_each, path, patterns)),
             ]
             print(f"{name:13} read {rates[0]:7.0f}  scan {rates[1]:7.0f}  find {rates[2]:7.0f}")
 

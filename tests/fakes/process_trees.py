@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from ikit_mcp.process.supervisor import stat_of
+from ikit_mcp.process.procfs import stat_of
 
 ROOT = Path(__file__).parents[2]
 TREE = ROOT / "tests" / "data" / "cases" / "process_tree.py"

@@ -30,8 +30,8 @@ from fakes.process_trees import (
 )
 from ikit_mcp.process import supervised
 from ikit_mcp.process.platform import start_time
+from ikit_mcp.process.procfs import stat_of
 from ikit_mcp.process.run import run, run_async
-from ikit_mcp.process.supervisor import stat_of
 from ikit_mcp.registry import OpError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a supervisor")

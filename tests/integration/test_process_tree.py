@@ -24,8 +24,8 @@ from fakes.process_trees import (
     tree_command,
     until,
 )
+from ikit_mcp.process.procfs import stat_of
 from ikit_mcp.process.run import Result, run
-from ikit_mcp.process.supervisor import stat_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a supervisor")
 
