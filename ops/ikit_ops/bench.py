@@ -97,7 +97,7 @@ def bench(
     other = call.store.require(reference, "bench") if reference else None
     found = adapter.find(call, plan)
     with Watch(plan) as watch:
-        outcome = drive(call, adapter, plan, found, on_start=watch.started)
+        outcome = drive(call, adapter, plan, found, on_phase=watch.entered)
     measured = _judge(call, adapter, plan, found, outcome, watch, limit, other)
     record = call.save(
         report.draft(measured),
@@ -170,7 +170,7 @@ def _judge(
         platform=platform,
         threads=threads,
         requested=requested,
-        telemetry=watch.telemetry(),
+        telemetry=watch.telemetry(result),
         peak_bytes=watch.peak_bytes(outcome, platform),
         ceiling=limit,
         reference=reference,

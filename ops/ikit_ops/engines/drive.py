@@ -61,12 +61,12 @@ def drive(
     adapter: Adapter,
     plan: Plan,
     found: Found,
-    on_start: Callable[[int], None] | None = None,
+    on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Outcome:
     """Run the engine's worker to its end.
 
-    ``on_start`` gets the worker's pid.  OpError names the phase, the reason and the last
-    lines of the log when it left no result.
+    ``on_phase`` hears of each phase, in another thread, soon after it began.  OpError names
+    the phase, the reason and the last lines of the log when the worker left no result.
     """
     folder = call.folder / f"bench-{plan.nonce}"
     folder.mkdir(mode=0o700)
@@ -78,7 +78,7 @@ def drive(
     _write_private(paths["config.json"], json.dumps(config))
     log, output = folder / "engine.log", folder / "stdout.log"
     environment = _environment(call, adapter, plan, paths)
-    with _watched(call, paths["progress.json"], plan, adapter.title):
+    with _watched(_Watcher(call, paths["progress.json"], plan, adapter.title, on_phase)):
         ended = call.run(
             adapter.command(plan, found, paths["config.json"]),
             timeout=plan.timeout,
@@ -88,7 +88,6 @@ def drive(
             stdout_path=output,
             stderr_path=log,
             byte_cap=LOG_CAP,
-            on_start=on_start,
         )
     phase = _phase(paths["progress.json"], adapter)
     lines = read_log(output) + read_log(log)
@@ -143,32 +142,49 @@ def _write_private(path: Path, text: str) -> None:
 # --- while it runs ---------------------------------------------------------------------
 
 
+@dataclass
+class _Watcher:
+    """Passes the worker's phases on, and says that it lives when it says nothing."""
+
+    call: Call
+    path: Path
+    plan: Plan
+    title: str
+    on_phase: Callable[[str], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Look at the progress file until the run has ended, or the call was cancelled."""
+        started, told_at, last = time.monotonic(), 0.0, ""
+        phase = None
+        while not self.stop.wait(LOOK_SECONDS):
+            told = progress_of(self.path)
+            if told.get("phase") != phase:
+                phase = told.get("phase")
+                self.on_phase(str(phase))
+            key, now = json.dumps(told), time.monotonic()
+            if key == last and now - told_at < HEARTBEAT_SECONDS:
+                continue
+            last, told_at = key, now
+            done, total, what = step_of(told, self.plan)
+            try:
+                self.call.progress(
+                    done, total, f"{self.title}: {what} ({now - started:.0f} s so far)"
+                )
+            except Cancelled:
+                return
+
+
 @contextmanager
-def _watched(call: Call, path: Path, plan: Plan, title: str) -> Iterator[None]:
-    """Pass the worker's phases on as progress, and say that it lives when it says nothing."""
-    stop = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(call, path, plan, title, stop), daemon=True)
-    watcher.start()
+def _watched(watcher: _Watcher) -> Iterator[None]:
+    """Let the watcher look while the body runs."""
+    thread = threading.Thread(target=watcher.watch, name="bench-progress", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        stop.set()
-        watcher.join()
-
-
-def _watch(call: Call, path: Path, plan: Plan, title: str, stop: threading.Event) -> None:
-    started, told_at, last = time.monotonic(), 0.0, ""
-    while not stop.wait(LOOK_SECONDS):
-        told = progress_of(path)
-        key, now = json.dumps(told), time.monotonic()
-        if key == last and now - told_at < HEARTBEAT_SECONDS:
-            continue
-        last, told_at = key, now
-        done, total, what = step_of(told, plan)
-        try:
-            call.progress(done, total, f"{title}: {what} ({now - started:.0f} s so far)")
-        except Cancelled:
-            return
+        watcher.stop.set()
+        thread.join()
 
 
 def progress_of(path: Path) -> dict[str, Any]:

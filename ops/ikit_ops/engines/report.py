@@ -62,8 +62,8 @@ def draft(measured: Measured) -> Draft:
     ]
     if measured.device is None:
         missing.append("device (the server does not say where it runs)")
-    if measured.telemetry is None:
-        missing.append("telemetry")
+    told = measured.telemetry or {"missing": ["telemetry"]}
+    missing += [str(line) for line in told["missing"]]
     if measured.ceiling is not None:
         missing += [f"pct_of_ceiling: {why}" for why in measured.ceiling.mismatches]
     parents = measured.ceiling.parents if measured.ceiling is not None else []
