@@ -1,0 +1,1 @@
+"""What every measurement shares: rates over windows, telemetry beside a round, datasheets."""

@@ -1,0 +1,1 @@
+"""Scripts that measure in a process of their own; run by path, they import nothing of ours."""
