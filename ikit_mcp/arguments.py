@@ -95,8 +95,25 @@ def add_options(parser: argparse.ArgumentParser, args: Iterable[Arg]) -> None:
             )
         else:
             shown = "|".join(arg.choices) if arg.choices else _metavar(arg)
-            repeat = "append" if arg.type == "array" else "store"
-            parser.add_argument(option(arg), dest=arg.name, action=repeat, help=text, metavar=shown)
+            kept = _Append if arg.type == "array" else _Store
+            parser.add_argument(option(arg), dest=arg.name, action=kept, help=text, metavar=shown)
+
+
+class _Store(argparse.Action):
+    """Keep an option's text, ``--text=--`` too: argparse takes ``--`` out and hands over []."""
+
+    def __call__(self, parser: object, namespace: object, values: Any, *_: object) -> None:
+        """Set the attribute."""
+        setattr(namespace, self.dest, "--" if values == [] else values)
+
+
+class _Append(argparse.Action):
+    """Collect the texts of an option that is given several times."""
+
+    def __call__(self, parser: object, namespace: object, values: Any, *_: object) -> None:
+        """Add to the attribute's list."""
+        before = getattr(namespace, self.dest) or []
+        setattr(namespace, self.dest, [*before, "--" if values == [] else values])
 
 
 def option(arg: Arg) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import rfc8785
@@ -25,6 +26,7 @@ MAX_DEPTH = 100
 # Between these, repr() and ECMAScript print a float with a fraction alike.
 _SMALLEST, _LARGEST = 1e-4, 1e16
 _SAFE = 2**53 - 1
+_LARGE = re.compile("[0-9]{16}")
 _NESTS = (dict, list, tuple)
 
 _encode = json.JSONEncoder(
@@ -93,7 +95,13 @@ def parse(data: bytes) -> dict[str, Any]:
     """
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        large = _LARGE.search(text) is not None  # a hook for each number costs
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_whole if large else None,
+        )
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -115,6 +123,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("a key is given twice")
     return made
+
+
+def _whole(text: str) -> int | float:
+    """The number of some digits: a large double, whose canonical form has no point, is one."""
+    number = int(text)
+    if abs(number) > _SAFE and len(text) < 24 and rfc8785.dumps(float(number)).decode() == text:
+        return float(number)
+    return number
 
 
 def _no_constant(name: str) -> Any:
