@@ -63,10 +63,11 @@ def open_regular(path: Path, roots: tuple[Path, ...]) -> Iterator[tuple[IO[bytes
         descriptor = os.open(real, flags)
     except OSError as error:
         raise OpError(f"{path.name}: {_reason(error)}", _NEXT) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OpError(f"{path.name}: not a regular file", _NEXT)
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OpError(f"{path.name}: not a regular file", _NEXT)
         yield file, status.st_size
 
 
