@@ -162,6 +162,8 @@ def _outline_object(value: dict[str, Any], path: str | None, budget: int) -> Any
         if total <= budget:
             return shown
         room = max(_SMALLEST_ROOM, budget - (total - sizes[key]))
+        if size(value[key]) <= _SMALLEST_ROOM:
+            continue
         inner = None if path is None else _child(path, value, key)
         made = outline(value[key], inner, room)
         smaller = size(made) + size(key) + 2
