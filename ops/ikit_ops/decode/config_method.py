@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from ikit_mcp.registry import OpError
-from ikit_ops.decode.count import count_caches
+from ikit_ops.decode.count import count_caches, layer_rows
 from ikit_ops.decode.formats import quantization_name
 from ikit_ops.decode.kv import KvLayer, KvPlan
 from ikit_ops.decode.model_config import EXPERT_COUNT_KEYS, ModelConfig
@@ -81,16 +81,13 @@ def count_config(
         counts.read_twice = row * options.batch
     else:
         counts.not_read["embedding_rest"] = (shape.vocab - options.batch) * row
-    _formats(counts, chosen, side, table, head_dtype)
     _split(counts, options)
+    _formats(counts, chosen, side, table, head_dtype)
     kv = _kv(config, shape)
     if options.include_mtp:
         counts.limitations.append("include_mtp needs headers: no prediction layers were counted")
     count_caches(counts, kv, StatePlan(), options)
-    counts.per_layer = [
-        {"layer": i, "weights": weights, "kv": None, "state": None}
-        for i, weights in enumerate(layers)
-    ]
+    counts.per_layer = layer_rows(layers, kv, StatePlan(), options)
     if dtype is None and counts.quant and chosen != "fp8":
         counts.doubt(
             "weights",

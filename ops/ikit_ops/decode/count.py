@@ -291,8 +291,16 @@ def _per_layer(
         if place.layer is not None and place.layer < layers and read and place.role != "mtp":
             group = "other" if place.role == "unknown" else place.role
             weights[place.layer][group] += read
+    return layer_rows([dict(row) for row in weights], kv, state, options)
+
+
+def layer_rows(
+    weights: list[dict[str, int]], kv: KvPlan, state: StatePlan, options: Options
+) -> list[dict[str, Any]]:
+    """The rows of ``data.counts.per_layer``: weights by group, the cache read, the state moved."""
     rows: list[dict[str, Any]] = [
-        {"layer": i, "weights": dict(w), "kv": None, "state": None} for i, w in enumerate(weights)
+        {"layer": at, "weights": groups, "kv": None, "state": None}
+        for at, groups in enumerate(weights)
     ]
     for layer in kv.layers:
         rows[layer.layer]["kv"] = {
