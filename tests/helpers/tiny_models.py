@@ -20,11 +20,11 @@ class Shape:
     """The dimensions of a Llama; the defaults make 2 MB of F16."""
 
     vocab: int = 2048
-    hidden: int = 64
+    hidden: int = 128
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    feed_forward: int = 128
+    feed_forward: int = 256
     context: int = 2048
 
 
@@ -139,3 +139,82 @@ def write_config(folder: Path, shape: Shape = TINY) -> Path:
     }
     path.write_text(json.dumps(config), encoding="utf-8")
     return path
+
+
+def write_folder(folder: Path, shape: Shape = TINY, *, seed: int = 0) -> Path:
+    """Write the Hugging Face form of a Llama (BF16 safetensors, tokenizer); the folder."""
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, shape)
+    random = np.random.default_rng(seed)
+    tensors: dict[str, tuple[tuple[int, ...], bytes]] = {}
+
+    def weight(name: str, rows: int, columns: int) -> None:
+        values = random.standard_normal((rows, columns), dtype=np.float32) * (columns**-0.5)
+        tensors[name] = (values.shape, _bf16(values))
+
+    def norm(name: str) -> None:
+        tensors[name] = ((shape.hidden,), _bf16(np.ones(shape.hidden, dtype=np.float32)))
+
+    kv = shape.hidden // shape.heads * shape.kv_heads
+    weight("model.embed_tokens.weight", shape.vocab, shape.hidden)
+    for layer in range(shape.layers):
+        block = f"model.layers.{layer}"
+        norm(f"{block}.input_layernorm.weight")
+        weight(f"{block}.self_attn.q_proj.weight", shape.hidden, shape.hidden)
+        weight(f"{block}.self_attn.k_proj.weight", kv, shape.hidden)
+        weight(f"{block}.self_attn.v_proj.weight", kv, shape.hidden)
+        weight(f"{block}.self_attn.o_proj.weight", shape.hidden, shape.hidden)
+        norm(f"{block}.post_attention_layernorm.weight")
+        weight(f"{block}.mlp.gate_proj.weight", shape.feed_forward, shape.hidden)
+        weight(f"{block}.mlp.up_proj.weight", shape.feed_forward, shape.hidden)
+        weight(f"{block}.mlp.down_proj.weight", shape.hidden, shape.feed_forward)
+    norm("model.norm.weight")
+    weight("lm_head.weight", shape.vocab, shape.hidden)
+    _write_safetensors(folder / "model.safetensors", tensors)
+    _write_tokenizer(folder, shape.vocab)
+    return folder
+
+
+def _bf16(values: Any) -> bytes:
+    """Float32 as BF16: the upper half of each number."""
+    import numpy as np
+
+    return bytes((values.astype("<f4").view("<u4") >> 16).astype(np.dtype("<u2")).tobytes())
+
+
+def _write_safetensors(path: Path, tensors: dict[str, tuple[tuple[int, ...], bytes]]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dimensions, data) in tensors.items():
+        end = offset + len(data)
+        header[name] = {"dtype": "BF16", "shape": dimensions, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, data in tensors.values():
+            file.write(data)
+
+
+def _write_tokenizer(folder: Path, vocab: int) -> None:
+    """A tokenizer of whole words, in the files that ``transformers`` reads."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, vocab)}
+    special = [
+        {"id": number, "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for word, number in list(words.items())[:3]
+    ]  # fmt: skip
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None,
+        "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
+        "unk_token": "<unk>", "model_max_length": 2048,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -113,9 +113,10 @@ class Adapter:
     distributions: tuple[str, ...] = ()
     worker = ""
     formats: frozenset[str] = frozenset()
-    attention: AttentionNames | None = None
     reports_cache = True
     """Whether the engine says how many prompt tokens came from a cache."""
+    hints: ClassVar[Mapping[str, str]] = {}
+    """What to do when a phase failed, where it is not what helps with most engines."""
     executing_args: frozenset[str] = frozenset({"trust_remote_code"})
     """Arguments through which an engine loads code that the caller names."""
     refused_args: ClassVar[Mapping[str, str]] = {}

@@ -249,7 +249,7 @@ def _failure(adapter: Adapter, phase: str, reason: str, lines: list[str]) -> OpE
     shown = last_lines(lines)
     if shown:
         what += "\nlast lines:\n" + "\n".join(f"  {line}" for line in shown)
-    hint = {
+    hint = adapter.hints.get(phase) or {
         "import": "check that the engine's Python can import it",
         "start": "check the engine's Python, or the program",
         "load": "check the model's path and engine_args; a smaller max_model_len needs less memory",

@@ -188,6 +188,8 @@ def speculative(seen: Seen) -> list[Check]:
                 "through; the rate says nothing about real text, nor about bytes per token",
             )
         ]
+    if flag is None and all(row.speculative_tokens is None for row in seen.result.rounds):
+        return [Check(name, "unknown", "whether tokens were drafted was not seen")]
     return [Check(name, "ok")]
 
 

@@ -24,7 +24,7 @@ TPOT = "tpot = (last token - first token) / (n - 1) of one request, median over 
 _EVIDENCE_WORDS = (
     "attention backend", "Flash Attention", "flash_attn", "CUDAGraph", "cudagraph", "uda graph",
     "offloaded", "n_threads", "capture", "Enforce eager", "KV cache", "llama_kv_cache",
-    "Graph capturing",
+    "Graph capturing", " graph: ",
 )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def cleaned(result: WorkerResult) -> WorkerResult:
     return result
 
 
-def bounded(value: Any, depth: int = 3) -> Any:
+def bounded(value: Any, depth: int = 4) -> Any:
     """A JSON value with short texts, short lists and little depth."""
     if isinstance(value, str):
         return one_line(value)

@@ -57,6 +57,14 @@ def prompt_ids(seed: int, label: str, length: int, vocabulary: int) -> list[int]
     return [low + int(source.random() * (high - low)) for _ in range(length)]
 
 
+class Refused(Stopped):
+    """A server answered with an error; ``status`` is its HTTP status."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status = status
+
+
 class Generation:
     """One request: stamps (``time.monotonic``), tokens, and what the engine said of it.
 
@@ -105,6 +113,9 @@ class Generation:
 
 class Engine:
     """What a worker must bring: how its engine is imported, loaded, asked, described, closed."""
+
+    loads = True
+    """Whether ``load`` loads a model, so that its time means something."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -159,7 +170,7 @@ class Session:
         engine.load()
         ready = time.monotonic()
         self.result["import_s"] = loading - started
-        self.result["load_s"] = ready - loading
+        self.result["load_s"] = ready - loading if engine.loads else None
         self.warm_up()
         rounds = self.rounds()
         self.result["two_call"] = self.two_calls(rounds) if rounds else None
@@ -289,7 +300,8 @@ def main(engine_class: type[Engine], session_class: type[Session] | None = None)
         code = 130
     except BaseException as error:  # noqa: BLE001 -- told in the result, whatever an engine raises
         code = FAILED
-        traceback.print_exc()
+        if not isinstance(error, Stopped):
+            traceback.print_exc()
         write_json(config["result_path"], failure(session.phase, error))
     close(session, code)
 
@@ -360,7 +372,7 @@ class Connection:
             connection.request("POST", path, text, headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise Stopped(refusal(answer))
+                raise Refused(answer.status, refusal(answer))
             lines = []
             while True:
                 line = answer.readline(MAX_LINE)
