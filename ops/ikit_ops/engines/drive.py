@@ -33,7 +33,7 @@ from ikit_ops.engines.result import WorkerResult
 
 LOG_CAP = 64 << 20
 KEEP = 4 << 20
-MAX_LOG_LINE = 4_000
+MAX_LOG_LINE = 32_000  # SGLang prints its configuration on one line of half that
 LAST_LINES = 8
 GRACE = 20.0
 HEARTBEAT_SECONDS = 5.0

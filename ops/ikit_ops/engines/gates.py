@@ -193,7 +193,7 @@ def speculative(seen: Seen) -> list[Check]:
     return [Check(name, "ok")]
 
 
-_SAME_WORDS = {"auto": None, "none": None, "None": None, "": None}
+_NO_WISH = ("auto", "none", "")
 
 
 def requested_flags(seen: Seen) -> list[Check]:
@@ -201,9 +201,13 @@ def requested_flags(seen: Seen) -> list[Check]:
     asked = {**seen.requested, **(seen.result.requested_flags or {})}
     found = []
     for key, wanted in asked.items():
-        if key not in seen.flags or seen.flags[key] is None or wanted in _SAME_WORDS:
+        got = seen.flags.get(key)
+        if (
+            got is None
+            or wanted is None
+            or (isinstance(wanted, str) and wanted.lower() in _NO_WISH)
+        ):
             continue
-        got = seen.flags[key]
         if not same_setting(wanted, got):
             found.append(
                 Check(
