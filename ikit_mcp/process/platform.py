@@ -43,6 +43,8 @@ SUPERVISED = sys.platform == "linux"
 
 ENVIRON_LIMIT = 8 << 20  # bytes of one /proc/PID/environ: more than the kernel allows to exec
 SYSTEM = Path("/sys/devices/system")
+CPU_FILE = Path("/proc/cpuinfo")
+MACHINE_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,9 @@ if sys.platform == "linux":
 
 def machine_id() -> str | None:
     """The identity that the operating system gave this installation; None where unknown."""
-    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+    for path in MACHINE_ID_FILES:
         try:
-            text = path.read_text(encoding="ascii").strip()
+            text = Path(path).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             continue
         if re.fullmatch(r"[0-9a-f]{32}", text):
@@ -171,7 +173,7 @@ def cpu_info() -> Cpu:
 def _cpu_model() -> str | None:
     """The model's name as the kernel or the system library says it."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = CPU_FILE.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     found = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(\S.*)$", text, re.MULTILINE)

@@ -22,13 +22,11 @@ TICK = 0.05  # seconds between two looks at the child, the clock and the outputs
 
 def run_unsupervised(request: Request, stdout: int, stderr: int) -> Ending:
     """Run the request with its outputs in the two open files; what was seen is ended on return."""
-    import psutil  # costs 20 ms: not at the top
-
     run = _Run(request, stdout, stderr)
     try:
         run.watch()
     finally:
-        ending = run.finish(psutil)
+        ending = run.finish()
     return ending
 
 
@@ -40,11 +38,8 @@ class _Run:
         self.outputs = stdout, stderr
         self.reason = ""
         self.killed = False
-        self.tree: dict[int, float] = {}
         self.started = time.monotonic()
         self.process = self._start()
-        if request.on_start is not None:
-            request.on_start(self.process.pid)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the program in a session (Windows: a group) of its own."""
@@ -68,6 +63,8 @@ class _Run:
 
     def watch(self) -> None:
         """Wait until the program has ended, or must be killed."""
+        if self.request.on_start is not None:
+            self.request.on_start(self.process.pid)
         kill_at: float | None = None
         while self.process.poll() is None:
             now = time.monotonic()
@@ -105,7 +102,7 @@ class _Run:
             else:
                 self.process.terminate()
 
-    def finish(self, psutil: object) -> Ending:
+    def finish(self) -> Ending:
         """Kill the group and every descendant that can still be seen."""
         leftovers = _kill_tree(self.process)
         code = self.process.wait()

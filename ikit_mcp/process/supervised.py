@@ -1,8 +1,8 @@
 """The caller's side of a supervised run: start the supervisor, listen, and take its place.
 
-The two processes share one socket.  The caller sends it a letter (c: cancel, k: kill); the
-supervisor sends the tree, whenever it changes, and at last the end.  The socket is also the
-*lifeline*: whichever of the two dies, the kernel closes its end, and the other one knows.
+The two processes share one socket.  The caller sends one letter when it wants an end, the
+supervisor sends the tree, whenever it changes, and at last what the end was.  The socket is
+also the *lifeline*: whichever of the two dies, the kernel closes its end, and the other knows.
 
 If it is the supervisor that died, the kernel has killed the leader already, and everything
 else is ended here, from the last tree that was reported and by the run's mark.
@@ -85,7 +85,7 @@ class _Run:
         except BaseException:
             # Ctrl-C: end the run as a cancel would.  A second one breaks this wait too; then
             # the lifeline closes, and the supervisor kills the tree at once.
-            self.ask(b"c")
+            self.ask()
             self.wait()
             raise
         finally:
@@ -166,7 +166,7 @@ class _Run:
                 self.silent = True
                 return None
             if self.request.cancel is not None and self.request.cancel.is_set():
-                self.ask(b"c")
+                self.ask()
 
     def patience(self) -> int:
         """Milliseconds to listen before looking at the cancel event and the clock."""
@@ -191,13 +191,14 @@ class _Run:
         if self.request.on_start is not None:
             self.request.on_start(leader)
 
-    def ask(self, letter: bytes) -> None:
+    def ask(self) -> None:
         """Ask the supervisor for an end, once; one that is gone needs no asking."""
         if not self.asked:
             self.asked = True
-            self.give_up = min(self.give_up, time.monotonic() + self.request.grace + LOST_PATIENCE)
+            latest = time.monotonic() + self.request.grace + LOST_PATIENCE
+            self.give_up = min(self.give_up, latest)
             with contextlib.suppress(OSError):
-                self.control.send(letter)
+                self.control.send(b"c")
 
     def ending(self, end: dict[str, Any] | None) -> Ending:
         """What came of it; ends the tree first if the supervisor could not."""

@@ -50,7 +50,7 @@ def cancelled() -> tuple[float, float]:
     seconds = []
     for command in (["sleep", "60"], [sys.executable, "-S", "-c", ignoring]):
         cancel = threading.Event()
-        asked = []
+        asked: list[float] = []
 
         def ask(cancel: threading.Event = cancel, asked: list[float] = asked) -> None:
             asked.append(time.monotonic())

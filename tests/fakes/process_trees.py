@@ -9,6 +9,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from ikit_mcp.process import supervised
 from ikit_mcp.process.procfs import stat_of
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +28,20 @@ print("over", result.returncode, flush=True)
 sys.stdin.read()
 """
 """A program that runs its arguments, says the leader's pid, and then waits to be killed."""
+
+
+def measured_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under coverage, let supervisors start as coverage needs it, so that they are measured too.
+
+    (A fixture; otherwise they start isolated and without site, and coverage never sees them.)
+    """
+    config = os.environ.get("COVERAGE_PROCESS_CONFIG")
+    if config is not None:
+        command = [sys.executable, "-m", "ikit_mcp.process.supervisor"]
+        real = supervised.supervisor_environment
+        more = {"COVERAGE_PROCESS_CONFIG": config}
+        monkeypatch.setattr(supervised, "supervisor_command", lambda: command)
+        monkeypatch.setattr(supervised, "supervisor_environment", lambda: {**real(), **more})
 
 
 def new_tag() -> str:
@@ -59,6 +76,13 @@ def tagged(tag: str) -> list[int]:
 def sleepers(tag: str) -> list[int]:
     """The processes of the tree that have reached their sleep."""
     return tagged(f"#{tag}")
+
+
+def handles(pid: int, number: int, how: str) -> bool:
+    """Whether the process catches (``SigCgt``) or ignores (``SigIgn``) the signal by now."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    mask = next(line for line in status.splitlines() if line.startswith(f"{how}:"))
+    return bool(int(mask.split()[1], 16) & 1 << (number - 1))
 
 
 def age(pid: int) -> float:

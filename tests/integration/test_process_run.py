@@ -22,6 +22,8 @@ from fakes.process_trees import (
     CALLER,
     age,
     caller_environment,
+    handles,
+    measured_supervisors,
     new_tag,
     sleepers,
     tagged,
@@ -35,6 +37,7 @@ from ikit_mcp.process.run import run, run_async
 from ikit_mcp.registry import OpError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a supervisor")
+measured = pytest.fixture(autouse=True)(measured_supervisors)
 MIB = 1 << 20
 
 
@@ -367,6 +370,41 @@ def test_an_infinite_timeout_is_none() -> None:
     assert run(["true"], timeout=math.inf).ok
 
 
+def test_an_exception_of_the_callers_own_ends_the_run_before_it_goes_on() -> None:
+    pids: list[int] = []
+
+    def fail(pid: int) -> None:
+        pids.append(pid)
+        raise ValueError("made up")
+
+    with pytest.raises(ValueError, match="made up"):
+        run(["sleep", "60"], timeout=60, grace=5, on_start=fail)
+    assert start_time(pids[0]) is None
+
+
+def test_an_argument_that_the_kernel_refuses_is_told() -> None:
+    with pytest.raises(OpError, match="Argument list too long"):
+        run(["true", "x" * (1 << 20)], timeout=30)
+
+
+def test_a_waiting_supervisor_hardly_costs_anything() -> None:
+    """It must not disturb what is measured: a look every quarter second, and few walks."""
+    costs: list[float] = []
+    cancel = threading.Event()
+
+    def watch(leader: int) -> None:
+        stat = stat_of(leader)
+        assert stat is not None
+        supervisor = psutil.Process(stat.ppid)
+        before = sum(supervisor.cpu_times()[:2])
+        assert until(lambda: age(leader) >= 2)
+        costs.append(sum(supervisor.cpu_times()[:2]) - before)
+        cancel.set()
+
+    assert run(["sleep", "60"], timeout=60, cancel=cancel, on_start=watch).cancelled
+    assert costs[0] <= 0.05 * 2
+
+
 def test_an_interrupted_caller_ends_the_run_gently_first() -> None:
     code = """
         import time
@@ -389,19 +427,12 @@ def test_an_interrupted_caller_ends_the_run_gently_first() -> None:
         assert caller.stdout is not None and caller.stderr is not None
         leader = int(caller.stdout.readline())
         assert until(lambda: b"time.sleep" in Path(f"/proc/{leader}/cmdline").read_bytes())
-        assert until(lambda: _catches_interrupts(leader))
+        assert until(lambda: handles(leader, signal.SIGINT, "SigCgt"))
         caller.send_signal(signal.SIGINT)
         assert b"KeyboardInterrupt" in caller.stderr.read()
     assert start_time(leader) is None
     assert report.read_text(encoding="utf-8") == "told"
     report.unlink()
-
-
-def _catches_interrupts(pid: int) -> bool:
-    """Whether the process has set its handler for SIGINT."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGINT - 1))
 
 
 # --- runs below runs -----------------------------------------------------------------------
@@ -462,7 +493,7 @@ def engine_of(tmp_path: Path) -> tuple[int, int]:
     path = tmp_path / "worker"
     assert until(lambda: path.exists() and path.read_text(encoding="utf-8").count("\n"))
     supervisor, engine = path.read_text(encoding="utf-8").split()[:2]
-    assert until(lambda: _catches_interrupts(int(engine)))
+    assert until(lambda: handles(int(engine), signal.SIGINT, "SigCgt"))
     return int(supervisor), int(engine)
 
 

@@ -18,6 +18,7 @@ from fakes.process_trees import (
     SLEEPERS,
     age,
     caller_environment,
+    measured_supervisors,
     new_tag,
     sleepers,
     tagged,
@@ -28,6 +29,7 @@ from ikit_mcp.process.procfs import stat_of
 from ikit_mcp.process.run import Result, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a supervisor")
+measured = pytest.fixture(autouse=True)(measured_supervisors)
 
 TABLE: dict[tuple[str, str], int] = {}
 ENDINGS = ("timeout", "cancel", "leader", "supervisor", "caller TERM", "caller KILL")
