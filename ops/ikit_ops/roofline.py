@@ -116,7 +116,7 @@ def roofline(
         model,
         revision=revision,
         weights=method != "config",
-        progress=lambda done, total: call.progress(done, total, "headers read"),
+        progress=lambda done, total: _tell(call, done, total),
     )
     counts, counted = _count(checkpoint, options, method, dtype, lm_head_dtype)
     if gpu_bw == "measure":
@@ -138,6 +138,13 @@ def roofline(
     )
     _propose(call, checkpoint, record, context, bandwidth)
     return record
+
+
+def _tell(call: Call, done: int, total: int) -> None:
+    """Report every tenth of the headers; notice a cancel at each."""
+    call.check_cancelled()
+    if done == total or done % max(total // 10, 1) == 0:
+        call.progress(done, total, "headers read")
 
 
 def _count(

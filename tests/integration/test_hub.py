@@ -15,6 +15,7 @@ from fakes.checkpoints import LLAMA, llama_tensors, rehydrate, write_file, write
 from fakes.hub import COMMIT, Hub, serving
 from ikit_mcp.registry import OpError
 from ikit_ops.checkpoint import hub as client
+from ikit_ops.checkpoint import hub_cache
 from ikit_ops.checkpoint.local import read_folder
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.checkpoint.resolve import read_checkpoint
@@ -288,3 +289,26 @@ def test_reading_a_local_model_imports_no_hub_client(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+def test_the_cache_is_where_the_hubs_own_client_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value, then in (
+        ("", "", tmp_path / ".cache" / "huggingface" / "hub"),
+        ("XDG_CACHE_HOME", "/x", Path("/x/huggingface/hub")),
+        ("HF_HOME", "~/h", tmp_path / "h" / "hub"),
+        ("HUGGINGFACE_HUB_CACHE", "/y", Path("/y")),
+        ("HF_HUB_CACHE", "$HOME/z", tmp_path / "z"),
+    ):
+        if name:
+            monkeypatch.setenv(name, value)
+        assert hub_cache.cache_folder() == then
+        code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert Path(done.stdout.strip()) == then

@@ -210,8 +210,8 @@ def test_any_tensors_come_back_with_their_bytes(
     tensors: dict[str, tuple[str, tuple[int, ...]]],
 ) -> None:
     raw, size = header_of(tensors, {"format": "pt"})
-    entries, metadata = parse_header(raw, 8 + len(raw) + size, "any")
-    assert metadata == {"format": "pt"}
+    entries, metadata, data = parse_header(raw, 8 + len(raw) + size, "any")
+    assert metadata == {"format": "pt"} and data == size
     assert {n: (e.dtype, e.dims, e.nbytes) for n, e in entries.items()} == {
         n: (dtype, shape, size_of(dtype, shape)) for n, (dtype, shape) in tensors.items()
     }

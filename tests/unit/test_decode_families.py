@@ -753,7 +753,149 @@ def test_tensor_parallel_splits_weights_and_kv_heads_but_never_below_one() -> No
         assert split.groups["norms"] == one.groups["norms"]
         assert split.groups["embedding_row"] == one.groups["embedding_row"]
         assert split.kv_bytes == one.kv_bytes * heads // 2
+    nobody = {**LLAMA, "num_attention_heads": 0, "num_key_value_heads": 0}
+    assert proven(nobody, llama_tensors(), context=10, tensor_parallel=2).kv_bytes == one.kv_bytes
     latent = ends() | mla_layer("model.layers.0")
     config = {**LLAMA, **MLA, "num_hidden_layers": 1}
     whole = proven(config, latent, context=10)
     assert proven(config, latent, context=10, tensor_parallel=4).kv_bytes == whole.kv_bytes
+
+
+def mamba1_mixer(prefix: str, *, inner: int = 128, state: int = 16) -> Shapes:
+    return {
+        f"{prefix}.in_proj.weight": ("BF16", (2 * inner, 64)),
+        f"{prefix}.conv1d.weight": ("BF16", (inner, 1, 4)),
+        f"{prefix}.x_proj.weight": ("BF16", (4 + 2 * state, inner)),
+        f"{prefix}.dt_proj.weight": ("BF16", (inner, 4)),
+        f"{prefix}.A_log": ("F32", (inner, state)),
+        f"{prefix}.D": ("F32", (inner,)),
+        f"{prefix}.out_proj.weight": ("BF16", (64, inner)),
+    }
+
+
+def test_mamba_1_keeps_its_states_width_from_its_decay() -> None:
+    tensors = ends() | mamba1_mixer("model.layers.0.mamba")
+    counts = proven({**LLAMA, "num_hidden_layers": 1, "mamba_d_state": 16}, tensors)
+    assert counts.state_bytes == 2 * (3 * 128 + 128 * 16) * 2
+
+
+def lightning_mixer(prefix: str) -> Shapes:
+    return {
+        f"{prefix}.qkv_proj.weight": ("BF16", (192, 64)),
+        f"{prefix}.output_gate.weight": ("BF16", (64, 64)),
+        f"{prefix}.out_proj.weight": ("BF16", (64, 64)),
+    }
+
+
+LINEAR = {"linear_attn_config": {"num_heads": 4, "head_dim": 16}}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "why"),
+    [
+        (mamba1_mixer("model.layers.0.mamba"), {"mamba_d_state": 8}, "A_log is 128 x 16"),
+        (
+            mamba1_mixer("model.layers.0.mamba") | {"model.layers.0.mamba.A_log": ("F32", (16,))},
+            {},
+            "two-dimensional A_log",
+        ),
+        (mamba2_mixer("model.layers.0.mamba"), {}, "state size and groups"),
+        (mamba2_mixer("model.layers.0.mamba"), {**MAMBA, "mamba_d_head": 8}, "conv1d is 192 wide"),
+        (mamba2_mixer("model.layers.0.mamba"), {**MAMBA, "mamba_d_state": 96}, "conv1d is 192"),
+        (
+            mamba2_mixer("model.layers.0.mamba")
+            | {"model.layers.0.mamba.conv1d.weight": ("BF16", (768,))},
+            MAMBA,
+            "without a conv1d",
+        ),
+        (kda_layer("model.layers.0"), {}, "no linear_attn_config"),
+        (kda_layer("model.layers.0", heads=2), LINEAR, "convolutions are 96 wide"),
+        (lightning_mixer("model.layers.0.self_attn"), {"head_dim": 24}, "lightning attention of 4"),
+        (
+            lightning_mixer("model.layers.0.self_attn"),
+            {"head_dim": None, "num_attention_heads": None},
+            "does not say its heads",
+        ),
+        ({"model.layers.0.conv.conv.weight": ("BF16", (0, 1, 3))}, {}, "without weights"),
+        (
+            mamba2_mixer("model.layers.0.mamba") | {"model.layers.0.mamba.A_log": ("BF16", (0,))},
+            {**MAMBA, "mamba_d_head": "auto"},
+            "conv1d is 192 wide",
+        ),
+        ({"model.layers.0.conv.in_proj.weight": ("BF16", (64, 64))}, {}, "unknown kind"),
+    ],
+)
+def test_a_state_that_headers_and_configuration_tell_differently_is_unproven(
+    tensors: Shapes, config: dict[str, Any], why: str
+) -> None:
+    base = {**LLAMA, "num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+    counts = count({**base, **config}, ends() | tensors)
+    assert counts.state is None
+    assert any(why in text for text in doubts(counts)), doubts(counts)
+
+
+def test_an_auto_head_width_of_mamba_is_what_the_convolution_leaves() -> None:
+    tensors = ends() | mamba2_mixer("model.layers.0.mamba")
+    config = {**LLAMA, **MAMBA, "num_hidden_layers": 1, "mamba_d_head": "auto"}
+    assert proven(config, tensors).state_bytes == 2 * (MAMBA_CONV + MAMBA_STATE) * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({**MLA, "kv_lora_rank": None}, "no kv_lora_rank"),
+        ({**MLA, "kv_lora_rank": 32}, "latent of 40, its projection makes 32"),
+    ],
+)
+def test_a_latent_that_is_not_declared_as_stored_is_unproven(
+    config: dict[str, Any], why: str
+) -> None:
+    tensors = ends() | mla_layer("model.layers.0")
+    counts = count({**LLAMA, "num_hidden_layers": 1, **config}, tensors)
+    assert counts.kv is None and why in doubts(counts)[0]
+
+
+def test_an_expanded_latent_needs_the_widths_of_its_heads() -> None:
+    tensors = ends() | mla_layer("model.layers.0")
+    config = {**LLAMA, **MLA, "num_hidden_layers": 1, "qk_nope_head_dim": None}
+    assert "expanded MLA cache needs" in doubts(count(config, tensors, mla_cache="expanded"))[0]
+    indexed = ends() | mla_layer("model.layers.0", indexer=True)
+    assert "no index_topk" in doubts(count({**LLAMA, **MLA, "num_hidden_layers": 1}, indexed))[0]
+
+
+def test_keys_without_values_are_unproven() -> None:
+    tensors = llama_tensors(1)
+    del tensors["model.layers.0.self_attn.v_proj.weight"]
+    counts = count({**LLAMA, "num_hidden_layers": 1}, tensors)
+    assert "stores keys but no values" in doubts(counts)[0]
+
+
+def test_two_attentions_in_a_layer_are_unproven() -> None:
+    tensors = llama_tensors(1)
+    extra = dense_layer("model.layers.0.second")
+    tensors |= {k: v for k, v in extra.items() if "self_attn" in k}
+    counts = count({**LLAMA, "num_hidden_layers": 1}, tensors)
+    assert "more than one attention" in " ".join(doubts(counts))
+
+
+@pytest.mark.parametrize(
+    ("config", "full"),
+    [
+        ({"attn_layer_indices": [1]}, [1]),
+        ({"full_attn_idxs": [0, 1]}, [0, 1]),
+        ({"attn_layer_period": 2, "attn_layer_offset": 1}, [1]),
+        ({"hybrid_override_pattern": "M*"}, [1]),
+        ({"layers_block_type": ["mamba", "attention"]}, [1]),
+        ({"linear_attn_config": {"full_attn_layers": [2]}}, [1]),
+        ({"model_type": "qwen3_next", "full_attention_interval": 2}, [1]),
+    ],
+)
+def test_the_layers_that_attend_are_found_however_the_family_lists_them(
+    config: dict[str, Any], full: list[int]
+) -> None:
+    tensors = ends()
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        tensors |= dense_layer(prefix) if layer in full else mamba2_mixer(f"{prefix}.mamba")
+    counts = proven({**LLAMA, **MAMBA, **config}, tensors)
+    assert [row["layer"] for row in counts.per_layer if row["kv"]] == full

@@ -468,3 +468,26 @@ def test_tied_models_report_what_is_read_twice(ask: Ask, tmp_path: Path) -> None
     read = sum(counts["groups"].values())
     rest = sum(item["bytes"] for item in counts["not_read"])
     assert read + rest == counts["stored_bytes"] + counts["read_twice_bytes"]
+
+
+def test_a_cached_snapshot_is_named_by_its_commit(
+    ask: Ask, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "c0ffee" + "0" * 34
+    repository = tmp_path / "hub" / "models--acme--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit, encoding="utf-8")
+    (repository / "snapshots").mkdir()
+    small.rename(repository / "snapshots" / commit)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    outcome = ask("acme/small")
+    found = record(outcome)
+    assert found.get("identity", "model", "id") == "acme/small"
+    assert found.get("identity", "model", "revision") == commit
+    assert found.get("data", "config_source") == "hub-cache"
+    assert f"cache's snapshot, commit {commit}" in text(outcome)
+    request = found.get("provenance", "request")
+    assert request["args"]["revision"] == commit and request["args"]["model"] == "acme/small"
+    assert request["requested"]["revision"] is None
+    assert found.summary.startswith("small (bf16)")

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import msgspec
+
 from ikit_mcp.registry import OpError
 
 if TYPE_CHECKING:
@@ -71,17 +73,21 @@ def open_regular(path: Path, roots: tuple[Path, ...]) -> Iterator[tuple[IO[bytes
         yield file, status.st_size
 
 
+def read_bytes(path: Path, roots: tuple[Path, ...], limit: int) -> bytes:
+    """The content of a file of at most ``limit`` bytes; OpError when it is larger."""
+    with open_regular(path, roots) as (file, size):
+        if size > limit:
+            raise OpError(f"{path.name}: {size} bytes, more than the {limit} allowed", _NEXT)
+        return file.read(limit + 1)
+
+
 def read_json(path: Path, roots: tuple[Path, ...], limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The JSON object in a file of at most ``limit`` bytes.
 
     Raises:
         OpError: as ``open_regular``, or it is too large, not JSON, or not an object.
     """
-    with open_regular(path, roots) as (file, size):
-        if size > limit:
-            raise OpError(f"{path.name}: {size} bytes, more than the {limit} allowed", _NEXT)
-        raw = file.read(limit + 1)
-    return parse_json(raw, path.name, limit)
+    return parse_json(read_bytes(path, roots, limit), path.name, limit)
 
 
 def parse_json(raw: bytes, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -103,10 +109,24 @@ def parse_json(raw: bytes, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str
     return value
 
 
-def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
+class _Index(msgspec.Struct, gc=False):
+    """The part of an index that is used; its sizes are not (published ones are wrong)."""
+
+    weight_map: dict[str, str] | None = None
+
+
+_index_decoder = msgspec.json.Decoder(_Index)
+
+
+def weight_map_of(raw: bytes, name: str) -> dict[str, str]:
     """The ``weight_map`` of an index: tensor -> file; OpError when it has none."""
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+    try:
+        weight_map = _index_decoder.decode(raw).weight_map
+    except msgspec.ValidationError:
+        weight_map = None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OpError(f"{name}: is not JSON ({str(error)[:120]})", _NEXT) from None
+    if weight_map is None:
         raise OpError(f"{name}: no weight_map of tensor names to files", "download the index again")
     return weight_map
 

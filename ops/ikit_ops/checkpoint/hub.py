@@ -28,7 +28,7 @@ from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.checkpoint.safetensors_header import (
     LENGTH_BYTES,
     REDOWNLOAD,
-    TensorEntry,
+    Header,
     header_length,
     parse_header,
 )
@@ -171,9 +171,10 @@ class Remote:
         wanted = [n for n in (local.CONFIG_NAME, local.QUANT_NAME) if n in self.names]
         if select.INDEX_NAME in self.names and weights:
             wanted.append(select.INDEX_NAME)
-        found = dict(zip(wanted, self._each(wanted, self._json), strict=True))
-        checkpoint.config = found.get(local.CONFIG_NAME)
-        checkpoint.quant_config = found.get(local.QUANT_NAME)
+        found = dict(zip(wanted, self._each(wanted, self._small), strict=True))
+        for key, name in (("config", local.CONFIG_NAME), ("quant_config", local.QUANT_NAME)):
+            if name in found:
+                setattr(checkpoint, key, files.parse_json(found[name], name))
         if not weights:
             checkpoint.no_weights = "the configuration was asked for"
             return checkpoint
@@ -201,13 +202,11 @@ class Remote:
     ) -> None:
         """The headers of all shards, in parallel, merged in the order of their names."""
         checkpoint.format = "safetensors"
-        where: dict[str, list[str]] = {}
         headers = self._each(shards, self._header, progress)
-        for shard, entries in zip(shards, headers, strict=True):
-            where[shard] = list(entries)
-            merge.add_file(checkpoint, shard, entries, weight_map)
+        for shard, header in zip(shards, headers, strict=True):
+            merge.add_file(checkpoint, shard, header, weight_map)
         if weight_map is not None:
-            merge.compare_with_index(checkpoint, where, weight_map)
+            merge.compare_with_index(checkpoint, weight_map)
         merge.note_duplicates(checkpoint)
 
     def _each(
@@ -231,8 +230,8 @@ class Remote:
             pool.shutdown(wait=False, cancel_futures=True)  # a cancel must not wait for all
         return results
 
-    def _header(self, name: str) -> dict[str, TensorEntry]:
-        """The tensors of one remote safetensors file."""
+    def _header(self, name: str) -> Header:
+        """The header of one remote safetensors file."""
         first = self._range(name, 0, FIRST_RANGE)
         length = header_length(first.data, first.size, name)
         raw = first.data[LENGTH_BYTES : LENGTH_BYTES + length]
@@ -241,13 +240,16 @@ class Remote:
             raw += rest.data
         if len(raw) < length:
             raise OpError(f"{name}: ended inside its header", REDOWNLOAD)
-        return parse_header(raw, first.size, name)[0]
+        return parse_header(raw, first.size, name)
 
-    def _json(self, name: str) -> dict[str, Any]:
-        """A remote JSON file, bounded."""
+    def _small(self, name: str) -> bytes:
+        """A remote file as a whole, bounded."""
         index = name == select.INDEX_NAME
         limit = files.MAX_INDEX_BYTES if index else files.MAX_CONFIG_BYTES
-        return files.parse_json(self._range(name, 0, limit + 1, ranged=False).data, name, limit)
+        data = self._range(name, 0, limit + 1, ranged=False).data
+        if len(data) > limit:
+            raise OpError(f"{name}: more than the {limit} bytes allowed", "check the repository")
+        return data
 
     def _range(self, name: str, start: int, end: int, *, ranged: bool = True) -> Part:
         """Bytes [start, end) of a remote file at the commit, fewer when it is shorter."""

@@ -15,7 +15,7 @@ from ikit_ops.checkpoint.model import Checkpoint, Source
 from ikit_ops.checkpoint.safetensors_header import (
     LENGTH_BYTES,
     REDOWNLOAD,
-    TensorEntry,
+    Header,
     header_length,
     parse_header,
 )
@@ -29,10 +29,8 @@ _MAX_FILES = 100_000
 _FIRST_READ = 1 << 17
 
 
-def read_file_header(
-    path: Path, roots: tuple[Path, ...]
-) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """The tensors and the metadata of one local safetensors file; OpError as ``parse_header``."""
+def read_file_header(path: Path, roots: tuple[Path, ...]) -> Header:
+    """The header of one local safetensors file; OpError as ``parse_header``."""
     with files.open_regular(path, roots) as (file, size):
         prefix = file.read(min(size, _FIRST_READ))
         length = header_length(prefix, size, path.name)
@@ -69,8 +67,8 @@ def read_folder(
     names = _names(folder)
     weight_map = None
     if select.INDEX_NAME in names:
-        index = files.read_json(folder / select.INDEX_NAME, roots, files.MAX_INDEX_BYTES)
-        weight_map = files.weight_map_of(index, select.INDEX_NAME)
+        raw = files.read_bytes(folder / select.INDEX_NAME, roots, files.MAX_INDEX_BYTES)
+        weight_map = files.weight_map_of(raw, select.INDEX_NAME)
     selection = select.select_weight_files(names, weight_map)
     read_configs(checkpoint, folder, names, roots)
     checkpoint.skipped, checkpoint.notes = selection.skipped, selection.notes
@@ -104,8 +102,7 @@ def read_single_file(path: Path) -> Checkpoint:
     elif suffix == ".safetensors":
         checkpoint.name = path.stem
         checkpoint.format = "safetensors"
-        entries, _ = read_file_header(path, roots)
-        merge.add_file(checkpoint, path.name, entries, None)
+        merge.add_file(checkpoint, path.name, read_file_header(path, roots), None)
         read_configs(checkpoint, path.parent, _names(path.parent), roots)
         if select.split_of(path.name):
             checkpoint.unproven.append(f"{path.name} is one shard of a model")
@@ -142,15 +139,13 @@ def _read_shards(
 ) -> None:
     """Read the header of every shard, one after the other, and merge them."""
     checkpoint.format = "safetensors"
-    where: dict[str, list[str]] = {}
     for done, shard in enumerate(shards):
-        entries, _ = read_file_header(folder / shard, roots)
-        where[shard] = list(entries)
-        merge.add_file(checkpoint, shard, entries, weight_map)
+        header = read_file_header(folder / shard, roots)
+        merge.add_file(checkpoint, shard, header, weight_map)
         if progress is not None:
             progress(done + 1, len(shards))
     if weight_map is not None:
-        merge.compare_with_index(checkpoint, where, weight_map)
+        merge.compare_with_index(checkpoint, weight_map)
     merge.note_duplicates(checkpoint)
 
 

@@ -13,54 +13,50 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ikit_ops.checkpoint.model import Checkpoint
-    from ikit_ops.checkpoint.safetensors_header import TensorEntry
+    from ikit_ops.checkpoint.safetensors_header import Header
 
 _NAMED = 3
 
 
 def add_file(
-    checkpoint: Checkpoint,
-    file: str,
-    entries: dict[str, TensorEntry],
-    weight_map: dict[str, str] | None,
+    checkpoint: Checkpoint, file: str, header: Header, weight_map: dict[str, str] | None
 ) -> None:
-    """Add one file's tensors; a name that is already there becomes a duplicate."""
-    checkpoint.files[file] = sum(entry.nbytes for entry in entries.values())
-    tensors = checkpoint.tensors
+    """Add one file's tensors; a name that is already there becomes a duplicate.
+
+    With an index, tensors that it puts in another file are noted in ``misplaced``.
+    """
+    entries, tensors = header.tensors, checkpoint.tensors
+    checkpoint.files[file] = header.data_bytes
     if not tensors.keys().isdisjoint(entries):
         for name in [n for n in entries if n in tensors]:
             if (weight_map or {}).get(name) == file:
                 entries[name], tensors[name] = tensors[name], entries[name]
             checkpoint.duplicates.append((name, entries.pop(name).nbytes))
+    if weight_map is not None:
+        said = weight_map.get
+        checkpoint.misplaced += [n for n in entries if said(n, file) != file]
     tensors.update(entries)
 
 
-def compare_with_index(
-    checkpoint: Checkpoint, where: dict[str, list[str]] | None, weight_map: dict[str, str]
-) -> None:
+def compare_with_index(checkpoint: Checkpoint, weight_map: dict[str, str]) -> None:
     """Tell how the index and the headers differ.
 
-    ``where`` is file -> its tensor names, or None when every tensor was where the index
-    said.  Tensors that the index promises and no header has are in doubt: an engine
-    would miss them.
+    Tensors that the index promises and no header has are in doubt: an engine would miss
+    them.
     """
-    promised = weight_map.keys() - checkpoint.tensors.keys()
+    same = weight_map.keys() == checkpoint.tensors.keys()  # no sets are built for this
+    promised = set() if same else weight_map.keys() - checkpoint.tensors.keys()
     if promised:
         checkpoint.unproven.append(
             f"the index names {len(promised)} tensors that no file holds ({some(promised)})"
         )
-    unlisted = checkpoint.tensors.keys() - weight_map.keys()
+    unlisted = set() if same else checkpoint.tensors.keys() - weight_map.keys()
     if unlisted:
         checkpoint.notes.append(
             f"{len(unlisted)} tensors are in the files but not in the index ({some(unlisted)}); "
             "they are counted"
         )
-    moved = {
-        name
-        for file, names in (where or {}).items()
-        for name in names
-        if name in weight_map and weight_map[name] != file
-    } - {name for name, _ in checkpoint.duplicates}
+    moved = set(checkpoint.misplaced) - {name for name, _ in checkpoint.duplicates}
     if moved:
         checkpoint.notes.append(
             f"the index puts {len(moved)} tensors in the wrong file ({some(moved)}); the headers "

@@ -30,6 +30,7 @@ class Checkpoint:
         quant_config: hf_quant_config.json, where the checkpoint has one.
         tensors: every tensor by name, once.
         duplicates: tensors stored a second time in another file: (name, bytes).
+        misplaced: tensors that are in another file than the index says.
         files: the weight files that were read, with the tensor bytes of each.
         skipped: files that were left out: (name, why).
         notes: disagreements worth telling, none of which changes a number.
@@ -46,6 +47,7 @@ class Checkpoint:
     quant_config: dict[str, Any] | None = None
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     duplicates: list[tuple[str, int]] = field(default_factory=list)
+    misplaced: list[str] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -58,6 +59,14 @@ class TensorEntry(msgspec.Struct, gc=False):
         """Bytes that the tensor takes in the file."""
         begin, end = self.data_offsets or (0, 0)
         return end - begin
+
+
+class Header(NamedTuple):
+    """A checked header: its tensors by name, its metadata, and the bytes of its data."""
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_bytes: int
 
 
 class _MetadataOnly(msgspec.Struct, gc=False):
@@ -99,10 +108,8 @@ def header_length(prefix: bytes, file_size: int | None, name: str) -> int:
     return length
 
 
-def parse_header(
-    raw: bytes, file_size: int | None, name: str
-) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """The tensors of a header by name, and its metadata, after every check.
+def parse_header(raw: bytes, file_size: int | None, name: str) -> Header:
+    """A header after every check.
 
     Args:
         raw: the JSON header alone, without the length.
@@ -130,8 +137,15 @@ def parse_header(
         odd = True  # the careful reader names the fault, or knows better
     if odd and len(raw) <= _CAREFUL_BYTES:
         entries, metadata = _read_carefully(raw, name)
-    _check_geometry(entries, len(raw), file_size, name)
-    return entries, metadata or {}
+    data_bytes = _check_geometry(entries, name)
+    expected = LENGTH_BYTES + len(raw) + data_bytes
+    if file_size is not None and file_size != expected:
+        raise OpError(
+            f"{name}: the file has {file_size} bytes, its header says {expected} "
+            f"({'truncated' if file_size < expected else 'extra bytes at the end'})",
+            REDOWNLOAD,
+        )
+    return Header(entries, metadata or {}, data_bytes)
 
 
 def _looks_odd(raw: bytes, tensors: int, metadata: dict[str, str] | None) -> bool:
@@ -143,45 +157,50 @@ def _looks_odd(raw: bytes, tensors: int, metadata: dict[str, str] | None) -> boo
     )
 
 
-def _check_geometry(
-    entries: dict[str, TensorEntry], header_bytes: int, file_size: int | None, name: str
-) -> None:
-    """Refuse tensors that do not tile the data exactly, or need other bytes than they take."""
-    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
-    spans = []
-    for tensor, entry in entries.items():
-        if entry.shape is None or entry.data_offsets is None or not entry.dtype:
+def _check_geometry(entries: dict[str, TensorEntry], name: str) -> int:
+    """Bytes of the data; OpError unless the tensors tile them and take what they need."""
+    try:
+        return _tiled(entries.items(), name)
+    except _OutOfOrder:  # writers put tensors in the order of their bytes, but need not
+        return _tiled(
+            sorted(entries.items(), key=lambda item: item[1].data_offsets or (0, 0)), name
+        )
+
+
+class _OutOfOrder(Exception):
+    """The tensors are not listed in the order of their bytes; they may be fine when sorted."""
+
+
+def _tiled(items: Iterable[tuple[str, TensorEntry]], name: str) -> int:
+    """The end of tensors that follow each other without hole or overlap, each of its size."""
+    sizes: dict[tuple[str, tuple[int, ...] | None], int] = {}
+    position = 0
+    for tensor, entry in items:
+        if entry.data_offsets is None or entry.shape is None or not entry.dtype:
             absent = "dtype" if not entry.dtype else "shape" if entry.shape is None else "offsets"
             raise OpError(f"{name}: tensor {_short(tensor)}: no {absent}", REDOWNLOAD)
-        spans.append((entry.data_offsets, tensor, entry))
-    spans.sort(key=lambda span: span[0])
-    position = 0
-    for (begin, end), tensor, entry in spans:
+        begin, end = entry.data_offsets
         if begin != position or end < begin:
+            if not isinstance(items, list):
+                raise _OutOfOrder
             kind = "overlap" if begin < position else "hole"
             raise OpError(
                 f"{name}: invalid offset for tensor {_short(tensor)}: [{begin}, {end}) after byte "
                 f"{position} ({'begin after end' if end < begin else kind})",
                 REDOWNLOAD,
             )
-        key = (entry.dtype, entry.shape or ())
+        key = (entry.dtype, entry.shape)
         size = sizes.get(key)
         if size is None:
-            size = sizes[key] = tensor_bytes(entry.dtype, entry.shape or (), tensor, name)
+            size = sizes[key] = tensor_bytes(entry.dtype, entry.shape, tensor, name)
         if end - begin != size:
             raise OpError(
                 f"{name}: tensor {_short(tensor)}: {end - begin} bytes stored, but "
-                f"{entry.dtype} {list(entry.shape or ())} needs {size}",
+                f"{entry.dtype} {list(entry.shape)} needs {size}",
                 REDOWNLOAD,
             )
         position = end
-    expected = LENGTH_BYTES + header_bytes + position
-    if file_size is not None and file_size != expected:
-        raise OpError(
-            f"{name}: the file has {file_size} bytes, its header says {expected} "
-            f"({'truncated' if file_size < expected else 'extra bytes at the end'})",
-            REDOWNLOAD,
-        )
+    return position
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...], tensor: str, name: str) -> int:

@@ -271,7 +271,7 @@ def _widths(
     key = key or config.head_dim
     if kind.kind != "sliding" or value is None:
         value = value or config.integer("v_head_dim")
-    return heads, key, value or key
+    return heads or None, key or None, value or key or None
 
 
 def _listed(config: ModelConfig, index: int) -> int | None:

@@ -46,7 +46,7 @@ def _source(checkpoint: Checkpoint, counts: Counts, dtype: str | None) -> Iterat
     if counts.method == "headers" and dtype is not None:
         yield f"dtype {dtype} was ignored: the headers say how the weights are stored"
     if counts.method == "headers" and checkpoint.source == "hub-cache":
-        yield "headers are those of the Hub cache's snapshot, which may be older than the Hub"
+        yield f"headers are those of the Hub cache's snapshot, commit {checkpoint.revision}"
     yield from checkpoint.notes
     if checkpoint.skipped:
         named = "; ".join(f"{name[:80]} ({why})" for name, why in checkpoint.skipped[:3])

@@ -16,7 +16,7 @@ Sources: vLLM deepseek_mtp.py and qwen3_next_mtp.py.
 from __future__ import annotations
 
 from ikit_ops.decode import embedding
-from ikit_ops.decode.experts import layer_experts
+from ikit_ops.decode.experts import LayerExperts, layer_experts
 from ikit_ops.decode.kv import KvPlan, plan_kv
 from ikit_ops.decode.mixers import mixers_by_layer
 from ikit_ops.decode.model_config import ModelConfig
@@ -39,21 +39,27 @@ def count(
     if not members:
         counts.limitations.append("include_mtp: the checkpoint holds no prediction layers")
         return
+    doubtful: dict[str, int] = {}
     roles = {id(slot): _role(slot) for slot in members}
     experts = layer_experts((s for s in members if roles[id(s)] == "routed_experts"), config)
     for slot in members:
         role, read = roles[id(slot)], slot.stored
         if role == _EMBEDDING:
             continue  # the model's own table is gathered from
+        layer = experts.get((slot.place.stack, slot.place.layer), LayerExperts())
+        if slot.name in layer.whole:
+            role = "aux"  # one scale for all experts
         if role == "routed_experts":
-            layer = experts[slot.place.stack, slot.place.layer]
             read = round(slot.stored * layer.share(options.batch))
             kept = counts.not_read.get("unrouted_experts", 0)
             counts.not_read["unrouted_experts"] = kept + slot.stored - read
-            if layer.doubt:
-                counts.doubt("mtp", layer.doubt, read)
         counts.not_read["mtp"] -= slot.stored
-        add_read(counts, reads, slot, "lm_head" if role == _HEAD else role, read, options)
+        group = "lm_head" if role == _HEAD else role
+        device = add_read(counts, reads, slot, group, read, options)
+        if role == "routed_experts" and layer.doubt:
+            doubtful[layer.doubt] = doubtful.get(layer.doubt, 0) + device
+    for why, size in doubtful.items():
+        counts.doubt("mtp", why, size)
     passes = len(_layers(members)) or 1
     heads = {s.place.module for s in members if roles[id(s)] == _HEAD}
     _again(slots, counts, reads, options, passes, max(passes - len(heads), 0))

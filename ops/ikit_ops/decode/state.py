@@ -164,7 +164,7 @@ def _mamba2(config: ModelConfig, mixer: Mixer) -> Sizes | str:
     if config.family == "mamba2":
         width = config.get("head_dim")
     declared = heads * whole(width, "mamba_d_head") if type(width) is int else inner
-    if inner <= 0 or inner != declared or inner % heads:
+    if not heads or inner <= 0 or inner != declared or inner % heads:
         return (
             f"Mamba 2's conv1d is {conv[0]} wide, config.json says {declared + 2 * groups * state}"
         )

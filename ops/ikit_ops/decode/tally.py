@@ -123,11 +123,12 @@ class Counts:
 
 def add_read(
     counts: Counts, reads: dict[int, int], slot: Slot, group: str, read: int, options: Options
-) -> None:
-    """Add what one device reads of a slot, of which a step reads ``read`` bytes in all."""
+) -> int:
+    """Add what one device reads of a slot, of which a step reads ``read`` bytes in all; that."""
     device = split(read, group, slot.place.module, options.tensor_parallel)
     counts.groups[group] = counts.groups.get(group, 0) + device
     reads[id(slot)] = reads.get(id(slot), 0) + device
+    return device
 
 
 def split(read: int, group: str, module: str, devices: int) -> int:

@@ -68,7 +68,8 @@ def gather(tensors: Mapping[str, TensorEntry], layers: int | None) -> list[Slot]
             slot = slots[key] = Slot(place, entry.dtype, entry.dims, name, found_here)
         if slot.experts is not None:
             slot.experts.add(index)
-        size = entry.nbytes
+        begin, end = entry.data_offsets or (0, 0)  # not .nbytes: this runs for every expert
+        size = end - begin
         sizes = slot.sizes
         sizes[size] = sizes.get(size, 0) + 1
     return list(slots.values())
