@@ -36,7 +36,7 @@ MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
 _MAX_USIZE = 2**64 - 1
 _MAX_DEPTH = 128
-_CAREFUL_BYTES = 32_000_000
+_CAREFUL_BYTES = 8_000_000
 """Up to this size an odd-looking header is read again with its pairs in view."""
 
 REDOWNLOAD = "download the file again, or compare its size with the one that the repository lists"
