@@ -45,6 +45,7 @@ COLUMNS = (
     "model", "engine", "device", "stored_ns",
 )  # fmt: skip
 _SCHEMA = f"""
+BEGIN;
 CREATE TABLE folders (prefix TEXT PRIMARY KEY, mtime_ns INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (evidence_id TEXT PRIMARY KEY, kind TEXT, claim_class TEXT, started TEXT,
     summary TEXT, valid INTEGER, complete INTEGER, model TEXT, engine TEXT, device TEXT,
@@ -52,6 +53,7 @@ CREATE TABLE records (evidence_id TEXT PRIMARY KEY, kind TEXT, claim_class TEXT,
 CREATE INDEX newest ON records (started DESC, stored_ns ASC, evidence_id ASC);
 CREATE INDEX newest_of_kind ON records (kind, started DESC, stored_ns ASC, evidence_id ASC);
 PRAGMA user_version = {VERSION};
+COMMIT;
 """
 _INSERT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _NOTE = "INSERT OR REPLACE INTO folders VALUES (?, ?)"

@@ -328,6 +328,9 @@ def check(data: bytes, evidence_id: str | None = None) -> tuple[dict[str, Any], 
     Without ``evidence_id`` the id inside the record is the one it must answer to.  Of
     bytes that are no record, nothing comes back.
     """
+    if (plain := canonical.read_plain(data)) is not None:
+        raw, computed = plain
+        return raw, _id_problem(raw, computed, evidence_id)
     was = "altered: not a record any more" if evidence_id is not None else "not a record"
     try:
         raw = canonical.parse(data)
@@ -335,12 +338,18 @@ def check(data: bytes, evidence_id: str | None = None) -> tuple[dict[str, Any], 
         exact = canonical.canonical_bytes(raw)
     except ValueError as error:
         return {}, f"{was}: {str(error)[:160]}"
-    claimed = raw.get("evidence_id")
-    if computed != claimed or computed != (evidence_id or claimed):
-        return raw, f"altered: its content hashes to {computed[:12]}…"
+    if (problem := _id_problem(raw, computed, evidence_id)) is not None:
+        return raw, problem
     if exact != data and raw.get("schema") == SCHEMA:
         return raw, "altered: the content is the same, but not the bytes that were saved"
     return raw, None
+
+
+def _id_problem(raw: dict[str, Any], computed: str, wanted: str | None) -> str | None:
+    claimed = raw.get("evidence_id")
+    if computed == claimed and computed == (wanted or claimed):
+        return None
+    return f"altered: its content hashes to {computed[:12]}…"
 
 
 def _digest_and_sync(path: Path) -> tuple[str, int]:

@@ -48,6 +48,45 @@ def test_a_record_hashes_the_same_after_any_writer_and_our_reader(value: dict[st
         assert canonical.evidence_id(canonical.parse(text.encode("utf-8"))) == there  # fmt: skip
 
 
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(TEXT, JSON, max_size=6), st.data())
+def test_what_reads_as_plain_is_what_the_long_way_reads(
+    value: dict[str, Any], data: st.DataObject
+) -> None:
+    value["evidence_id"] = data.draw(st.sampled_from([canonical.evidence_id(value), 5, "é", None]))
+    whole = canonical.canonical_bytes(value)
+    texts = [whole, json.dumps(value, sort_keys=True, separators=(",", ":")).encode()]
+    texts.append(
+        json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    )
+    for text in texts:
+        if (plain := canonical.read_plain(text)) is not None:
+            assert text == whole
+            assert plain == (canonical.parse(text), canonical.evidence_id(value))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'{"a":1.0}', b'{"a":1e-07}', b'{"a":[1e+16]}', b'{"a":-0.0}', b'{"a":[1,1e-05]}',
+     b'{"a":NaN}',
+     b'{"a":12345678901234567890}', b'{"b":1,"a":2}', b'{"a":1,"a":1}', b'{"a": 1}', b'{"a":"\\/"}',
+     b'{"a":"\\u0041"}', b"[1]", b"5", b"", b'{"a":1', b'{"a":' + b"[" * 101 + b"]" * 101 + b"}",
+     b"[" * 100_000, '{"a":"é"}'.encode()],
+)  # fmt: skip
+def test_what_is_not_plainly_canonical_goes_the_long_way(data: bytes) -> None:
+    assert canonical.read_plain(data) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": 1}, {"evidence_id": "x"}, {"evidence_id": "x", "z": {"evidence_id": "x", "y": 1}},
+     {"evidence_id": "x", "signature": 5, "z": 1}, {"a": 0.5, "evidence_id": None, "z": [-7]}],
+)  # fmt: skip
+def test_the_id_of_a_plain_record_leaves_out_id_and_signature(value: dict[str, Any]) -> None:
+    data = canonical.canonical_bytes(value)
+    assert canonical.read_plain(data) == (value, canonical.evidence_id(value))
+
+
 @pytest.mark.parametrize(
     ("bits", "text"),
     [
