@@ -113,25 +113,30 @@ if sys.platform == "linux":
                 return killed, [names[who] for who in left]
             for process in alive:
                 send_signal(process, signal.SIGKILL)
-            wanted |= {process.identity for process in alive}
             time.sleep(0.005)  # they are not our children: nothing tells us when they are gone
 
     def _freeze_orphans(wanted: set[tuple[int, int]], marker: str) -> list[Stat]:
-        """Stop the wanted, the marked and all below them until a look finds nobody new."""
-        frozen: dict[tuple[int, int], Stat] = {}
+        """Stop the wanted, the marked and all below them until a look finds nobody new.
+
+        Whoever was stopped is wanted from then on: his parent may die meanwhile, and the next
+        look would not lead to him.
+        """
+        stopped: set[tuple[int, int]] = set()
+        alive: dict[tuple[int, int], Stat] = {}
         for _ in range(FREEZE_PASSES):
             roots = {pid for pid, start in wanted if start_time(pid) == start} | set(marked(marker))
             found = [stat for stat in map(stat_of, roots) if stat is not None]
             for root in roots:
                 found += descendants(root, not has_children_files())
             alive = {p.identity: p for p in found if p.state not in (b"Z", b"X")}
-            new = [process for who, process in alive.items() if who not in frozen]
+            new = [process for who, process in alive.items() if who not in stopped]
             if not new:
-                return list(alive.values())
+                break
             for process in new:
-                frozen[process.identity] = process
                 send_signal(process, signal.SIGSTOP)
-        return list(frozen.values())
+            stopped |= alive.keys()
+            wanted |= alive.keys()
+        return list(alive.values())
 
 
 def machine_id() -> str | None:

@@ -405,19 +405,19 @@ def test_a_waiting_supervisor_hardly_costs_anything() -> None:
     assert costs[0] <= 0.05 * 2
 
 
-def test_an_interrupted_caller_ends_the_run_gently_first() -> None:
+def test_an_interrupted_caller_ends_the_run_gently_first(tmp_path: Path) -> None:
     code = """
-        import time
-        print("ready", flush=True)
+        import pathlib, sys, time
+        ready, report = map(pathlib.Path, sys.argv[1:])
         try:
+            ready.touch()
             time.sleep(60)
         except KeyboardInterrupt:
-            open(__import__("sys").argv[1], "w").write("told")
+            report.write_text("told")
     """
-    tag = new_tag()
-    report = Path(f"/tmp/{tag}")
+    ready, report = tmp_path / "ready", tmp_path / "report"
     caller = subprocess.Popen(
-        [sys.executable, "-c", CALLER, *python(code, str(report))],
+        [sys.executable, "-c", CALLER, *python(code, str(ready), str(report))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -426,13 +426,11 @@ def test_an_interrupted_caller_ends_the_run_gently_first() -> None:
     with caller:
         assert caller.stdout is not None and caller.stderr is not None
         leader = int(caller.stdout.readline())
-        assert until(lambda: b"time.sleep" in Path(f"/proc/{leader}/cmdline").read_bytes())
-        assert until(lambda: handles(leader, signal.SIGINT, "SigCgt"))
+        assert until(ready.exists)
         caller.send_signal(signal.SIGINT)
         assert b"KeyboardInterrupt" in caller.stderr.read()
     assert start_time(leader) is None
     assert report.read_text(encoding="utf-8") == "told"
-    report.unlink()
 
 
 # --- runs below runs -----------------------------------------------------------------------

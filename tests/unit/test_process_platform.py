@@ -82,6 +82,33 @@ def test_orphans_are_found_by_list_by_mark_and_by_descent() -> None:
     other.wait()
 
 
+def test_an_orphan_whose_parent_dies_between_two_looks_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "import subprocess; subprocess.run(['sleep', '60'], env={})"
+    root = subprocess.Popen([sys.executable, "-S", "-c", code])
+    while not (children := procfs.children_of(root.pid)):
+        assert root.poll() is None
+    start = platform.start_time(root.pid)
+    assert start is not None
+    signals = []
+
+    def killing(process: procfs.Stat, number: int) -> bool:
+        """Send it, but the parent dies where it should stop."""
+        if process.pid == root.pid:
+            number = signal.SIGKILL
+        signals.append((process.pid, number))
+        sent = procfs.send_signal(process, number)
+        if process.pid == root.pid:
+            root.wait(10)
+        return sent
+
+    monkeypatch.setattr(platform, "send_signal", killing)
+    platform.end_orphans([(root.pid, start)], "no-such-mark")
+    assert (children[0].pid, signal.SIGSTOP) in signals
+    assert platform.start_time(children[0].pid) is None
+
+
 def test_orphans_that_do_not_die_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(["sleep", "60"], env={"IKIT_RUNS": "mark0003"})
     monkeypatch.setattr(platform, "send_signal", lambda *_: False)
