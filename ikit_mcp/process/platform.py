@@ -104,16 +104,19 @@ if sys.platform == "linux":
         names: dict[tuple[int, int], str] = {}
         wanted = set(known)
         deadline = time.monotonic() + patience
+        quiet = 0
         while True:
             alive = _freeze_orphans(wanted, marker)
             names.update({p.identity: f"{p.name.decode(errors='replace')}[{p.pid}]" for p in alive})
-            if not alive or time.monotonic() > deadline:
+            quiet = 0 if alive else quiet + 1
+            # One empty look is not enough: amid an exec, a process shows no environment.
+            if quiet == 2 or time.monotonic() > deadline:
                 left = {process.identity for process in alive}
                 killed = [name for who, name in names.items() if who not in left]
                 return killed, [names[who] for who in left]
             for process in alive:
                 send_signal(process, signal.SIGKILL)
-            time.sleep(0.005)  # they are not our children: nothing tells us when they are gone
+            time.sleep(0.01)  # they are not our children: nothing tells us when they are gone
 
     def _freeze_orphans(wanted: set[tuple[int, int]], marker: str) -> list[Stat]:
         """Stop the wanted, the marked and all below them until a look finds nobody new.
