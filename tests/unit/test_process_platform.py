@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.process_trees import new_tag
 from ikit_mcp.process import platform, procfs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -66,15 +67,16 @@ def test_an_unknown_prctl_is_an_error() -> None:
 
 def test_orphans_are_found_by_list_by_mark_and_by_descent() -> None:
     code = "import subprocess, sys; subprocess.run(['sleep', '60'], env={}); print(1)"
-    marked = subprocess.Popen([sys.executable, "-S", "-c", code], env={"IKIT_RUNS": "a:mark0001"})
+    mark = new_tag()
+    marked = subprocess.Popen([sys.executable, "-S", "-c", code], env={"IKIT_RUNS": f"a:{mark}"})
     listed = subprocess.Popen(["sleep", "60"], env={})
-    other = subprocess.Popen(["sleep", "60"], env={"IKIT_RUNS": "a:mark0002"})
+    other = subprocess.Popen(["sleep", "60"], env={"IKIT_RUNS": new_tag()})
     while not procfs.children_of(marked.pid):
         assert marked.poll() is None
     start = platform.start_time(listed.pid)
     assert start is not None
     known = [(listed.pid, start), (other.pid, 1), (999_999_999, 1)]
-    killed, survivors = platform.end_orphans(known, "mark0001")
+    killed, survivors = platform.end_orphans(known, mark)
     assert marked.wait(10) == listed.wait(10) == -signal.SIGKILL
     assert len(killed) == 3 and survivors == []
     assert other.poll() is None
@@ -104,15 +106,16 @@ def test_an_orphan_whose_parent_dies_between_two_looks_is_not_forgotten(
         return sent
 
     monkeypatch.setattr(platform, "send_signal", killing)
-    platform.end_orphans([(root.pid, start)], "no-such-mark")
+    platform.end_orphans([(root.pid, start)], new_tag())
     assert (children[0].pid, signal.SIGSTOP) in signals
     assert platform.start_time(children[0].pid) is None
 
 
 def test_orphans_that_do_not_die_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen(["sleep", "60"], env={"IKIT_RUNS": "mark0003"})
+    mark = new_tag()
+    child = subprocess.Popen(["sleep", "60"], env={"IKIT_RUNS": mark})
     monkeypatch.setattr(platform, "send_signal", lambda *_: False)
-    killed, survivors = platform.end_orphans([], "mark0003", patience=0.05)
+    killed, survivors = platform.end_orphans([], mark, patience=0.05)
     assert (killed, survivors) == ([], [f"sleep[{child.pid}]"])
     child.kill()
     child.wait()
