@@ -88,6 +88,12 @@ def test_each_common_gate_fires_on_its_case_alone(
     assert words in checks[0].text
 
 
+def test_one_shared_token_is_no_fault_where_the_cache_cannot_be_switched_off() -> None:
+    seen = row(healthy("vllm", CPU), cached_tokens=1)
+    assert found("vllm", seen) == {("prefix_cache", "violation")}
+    assert found("vllm", replace(seen, reports_cache=False)) == {("prefix_cache", "warning")}
+
+
 ON_GPU: list[tuple[str, Any, tuple[str, str]]] = [
     ("foreign", replace(Beside(foreign=["python (pid 7)"]), throttling=()),
      ("foreign_processes", "violation")),

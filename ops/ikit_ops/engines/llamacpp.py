@@ -27,7 +27,11 @@ from ikit_ops.engines.result import WorkerResult
 
 _OFFLOADED = re.compile(r"offloaded (\d{1,6})/(\d{1,6}) layers to GPU")
 _THREADS = re.compile(r"n_threads = (\d{1,5}) \(n_threads_batch = (\d{1,5})\)")
-_FLASH = re.compile(r"Flash Attention (?:was auto, set to )?(enabled|disabled)")
+_FLASH = re.compile(
+    r"Flash Attention (?:was auto, set to )?(enabled|disabled)"
+    r"|llama_context: flash_attn {1,20}= (enabled|disabled)"
+)
+_SPECULATIVE = re.compile(r"adding speculative implementation '([\w-]{1,30})'")
 _CACHE = re.compile(r"K \((\w{1,12})\):.{0,40}?V \((\w{1,12})\):")
 _DEVICE = re.compile(r"common_param: {1,9}- (\w{1,30}) {0,30}: (.{1,80}?) \(\d")
 _NO_GPU = re.compile(
@@ -138,7 +142,9 @@ class LlamaCpp(Adapter):
             elif match := _THREADS.search(line):
                 flags["n_threads"], flags["n_threads_batch"] = int(match[1]), int(match[2])
             elif match := _FLASH.search(line):
-                flags["flash_attn"] = match[1] == "enabled"
+                flags["flash_attn"] = (match[1] or match[2]) == "enabled"
+            elif match := _SPECULATIVE.search(line):
+                flags["speculative"] = match[1]
             elif match := _CACHE.search(line):
                 flags["cache_type_k"], flags["cache_type_v"] = match[1].lower(), match[2].lower()
             elif match := _DEVICE.search(line):

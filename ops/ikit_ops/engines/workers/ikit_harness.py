@@ -37,6 +37,7 @@ SHUTDOWN_SECONDS = 15.0
 TIMING = "ttft = first token - start of call; decode = (n - 1) / (last token - first token)"
 PROMPT_RULE = "lo + int(r.random() * (hi - lo)), r = random.Random('SEED:LABEL')"
 MAX_LINE = 1 << 20
+MAX_ANSWER = 64 << 20
 FAILED = 3
 
 
@@ -134,6 +135,10 @@ class Engine:
         """Generate exactly ``count`` tokens after the prompt ``ids``; a Generation."""
         raise NotImplementedError
 
+    def reference(self, ids: list[int], count: int) -> list[int] | None:
+        """The ids that answer the reference prompt; None where the engine gives none."""
+        return self.generate(ids, count).tokens
+
     def describe(self) -> dict[str, Any]:
         """``{version, platform, flags, flags_source, ...}``, read where it is true."""
         raise NotImplementedError
@@ -175,8 +180,8 @@ class Session:
         rounds = self.rounds()
         self.result["two_call"] = self.two_calls(rounds) if rounds else None
         self.enter("reference")
-        reference = engine.generate(self.ids("reference", fresh=False), config["gen_len"])
-        self.result["tokens"] = reference.tokens
+        prompt = self.ids("reference", fresh=False)
+        self.result["tokens"] = engine.reference(prompt, config["gen_len"])
         self.enter("flags")
         self.result.update(engine.describe())
         self.result["timing"] = {"definition": engine_timing(engine)}
@@ -289,15 +294,14 @@ def main(engine_class: type[Engine], session_class: type[Session] | None = None)
     """Run the worker; never returns.  Engines that fork or spawn need this below ``__main__``."""
     os.dup2(2, 1)  # an engine's print, and its children's, must not pass for anything else
     config = read_config(sys.argv)
-    # An interrupt is how the run above asks to stop: it must reach us also when the parent
-    # shell ignores it for its background jobs.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # An interrupt is how the run above asks to stop.  Python would notice it when a call into
+    # the engine returns, which can be minutes; there is nothing here to save, and the run
+    # ends whatever the engine leaves.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     session = (session_class or Session)(engine_class(config), config)
     code = 0
     try:
         session.run()
-    except KeyboardInterrupt:
-        code = 130
     except BaseException as error:  # noqa: BLE001 -- told in the result, whatever an engine raises
         code = FAILED
         if not isinstance(error, Stopped):
@@ -381,6 +385,20 @@ class Connection:
                 if line.startswith(b"data:"):
                     lines.append((time.monotonic(), line[5:].strip()))
             return start, lines, time.monotonic()
+        finally:
+            connection.close()
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON of a POST that is answered in one piece."""
+        connection = self._open()
+        try:
+            text = json.dumps(body).encode("utf-8")
+            headers = {"Content-Type": "application/json", **self.headers}
+            connection.request("POST", path, text, headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise Refused(answer.status, refusal(answer))
+            return json.loads(answer.read(MAX_ANSWER))
         finally:
             connection.close()
 

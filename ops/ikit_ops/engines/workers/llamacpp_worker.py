@@ -88,36 +88,41 @@ class LlamaServer(harness.Engine):
         """The length of the model's token list."""
         return int(self.config["vocabulary"])
 
+    def _body(self, ids: list[int], count: int, stream: bool) -> dict[str, Any]:
+        return {
+            "prompt": ids, "n_predict": count, "ignore_eos": True, "return_tokens": True,
+            "cache_prompt": bool(self.config.get("read_cache")), "temperature": 0.0,
+            "stream": stream,
+        }  # fmt: skip
+
     def generate(self, ids: list[int], count: int) -> harness.Generation:
         """One streamed /completion."""
-        start, lines, end = self.connection.post("/completion", {
-            "prompt": ids, "n_predict": count, "ignore_eos": True, "return_tokens": True,
-            "cache_prompt": bool(self.config.get("read_cache")), "temperature": 0.0, "stream": True,
-        })  # fmt: skip
-        stamps: list[float] = []
-        tokens: list[int] = []
-        last: dict[str, Any] = {}
-        for stamp, chunk in harness.parsed(lines):
-            found = chunk.get("tokens") or []
-            if found:
-                stamps.append(stamp)
-                tokens += found
-            if chunk.get("stop"):
-                last = chunk
-        if not tokens or not last:
+        body = self._body(ids, count, stream=True)
+        start, lines, end = self.connection.post("/completion", body)
+        chunks = harness.parsed(lines)
+        if not chunks or not chunks[-1][1].get("stop"):
             raise harness.Stopped("llama-server ended its answer without a last chunk")
+        last = chunks[-1][1]
+        made = last.get("tokens_predicted")
+        first, final = token_stamps(chunks, made or 0)
+        tokens = [token for _, chunk in chunks for token in chunk.get("tokens") or []]
         timings = last.get("timings", {})
         # predicted_ms of a request of one token is a placeholder, not a time.
-        timed = last.get("tokens_predicted", 0) > 1
+        timed = (made or 0) > 1
         self._draft = timings.get("draft_n") or self._draft
         return harness.Generation(
-            start, stamps[0], stamps[-1], end,
-            count=last.get("tokens_predicted"), tokens=tokens,
+            start, first, final, end,
+            count=made, tokens=tokens,
             prompt=last.get("tokens_evaluated"), cached=timings.get("cache_n"),
             finish=finish_reason(last.get("stop_type")),
             engine_s=timings["predicted_ms"] / 1e3 if timed and "predicted_ms" in timings else None,
             speculative=timings.get("draft_n", 0),
         )  # fmt: skip
+
+    def reference(self, ids: list[int], count: int) -> list[int]:
+        """All tokens, in one piece: a stream leaves out those that end amid a character."""
+        answer = self.connection.ask("/completion", self._body(ids, count, stream=False))
+        return [int(token) for token in answer["tokens"]]
 
     def describe(self) -> dict[str, Any]:
         """Flags that the server holds; what only its log says is read from there."""
@@ -161,6 +166,27 @@ class LlamaServer(harness.Engine):
             except subprocess.TimeoutExpired:
                 self.child.kill()
                 self.child.wait()
+
+
+def token_stamps(chunks: list[tuple[float, dict[str, Any]]], made: int) -> tuple[float, float]:
+    """When the first and the last of ``made`` tokens came.
+
+    A token that ends amid a character is held back until the character is whole, so that the
+    first chunk may stand for several tokens.  Each chunk counts the tokens so far: the first
+    one's time is then reckoned back at the pace of the others.  The last chunk of all follows
+    the last token at once.
+    """
+    counted = [
+        (stamp, int(chunk["tokens_predicted"])) for stamp, chunk in chunks if chunk.get("tokens")
+    ]
+    end = chunks[-1][0]
+    if not counted:
+        return end, end
+    final = counted[-1][0] if counted[-1][1] == made else end
+    stamp, number = counted[0]
+    if number > 1 and made > number:
+        stamp -= (number - 1) * (final - stamp) / (made - number)
+    return stamp, final
 
 
 def finish_reason(stop_type: str | None) -> str | None:

@@ -99,6 +99,8 @@ class OpenAIServer(harness.Engine):
                 finish = choice.get("finish_reason") or finish
         details = usage.get("prompt_tokens_details") or {}
         count = usage.get("completion_tokens")
+        if not stamps and not count:
+            raise harness.Stopped("the server answered without a token")
         self.chunks.append((len(stamps), count))
         return harness.Generation(
             start, stamps[0] if stamps else None, stamps[-1] if stamps else None, end,
@@ -111,7 +113,7 @@ class OpenAIServer(harness.Engine):
         kind, bound, extras = self.style
         served = {"ids": "token ids", "words": "words", "chat": "words in a chat message"}[kind]
         notes = [f"prompts were sent as {served}"]
-        merged = [c for c in self.chunks if c[1] is not None and c[0] < c[1] * 0.9]
+        merged = [c for c in self.chunks if c[1] is not None and 1 < c[0] < c[1] * 0.9]
         if merged:
             notes.append(
                 f"chunks hold several tokens ({merged[0][0]} chunks for {merged[0][1]} tokens): "

@@ -1,0 +1,148 @@
+"""``engine=cmd``: any program may take part; what it does becomes a record or a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from helpers.bench import run_here
+from ikit_mcp.call import Cancelled
+from ikit_mcp.evidence.record import EvidenceRecord
+from ikit_mcp.registry import OpError
+
+COMMAND = str(Path(__file__).parents[1] / "fakes" / "engine_command.py")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No process that runs our fake engine is left when a test is over."""
+    yield
+    left = [p for p in psutil.process_iter(["cmdline"]) if COMMAND in (p.info["cmdline"] or [])]
+    mine = [p for p in left if os.getpid() in {q.pid for q in p.parents()} or p.ppid() == 1]
+    assert mine == []
+
+
+def bench(home: Path, *words: str, **arguments: Any) -> EvidenceRecord:
+    """A benchmark of the fake engine."""
+    command = [sys.executable, COMMAND, *words]
+    usual: dict[str, Any] = {"rounds": 3, "timeout": 60}
+    return run_here(home, model="acme/model", engine="cmd", command=command, **usual | arguments)
+
+
+def failure(home: Path, *words: str, **arguments: Any) -> str:
+    """What a failed benchmark says."""
+    with pytest.raises(OpError) as caught:
+        bench(home, *words, **arguments)
+    assert caught.value.next_step
+    return caught.value.what
+
+
+@pytest.mark.parametrize("way", ["file", "marker", "twice", "polluted"])
+def test_a_result_is_taken_from_the_file_or_the_last_marked_line(way: str, tmp_path: Path) -> None:
+    record = bench(tmp_path, way)
+    assert record.valid is True
+    assert record.metric("decode_tok_s") == pytest.approx(127 / 1.271)
+    assert record.metric("tpot_ms") == pytest.approx(1271 / 127)
+    assert record.metric("ttft_ms") == 20.0
+    assert record.metric("load_s") == 1.5
+    assert record.get("identity", "engine") == {"name": "acme", "version": "1.0"}
+    assert record.get("data", "tokens", "ids") == [5, 6, 7]
+    assert "acme 1.0: decode 99.92 tok/s" in record.summary
+
+
+def test_a_command_that_reports_no_flags_is_not_established(tmp_path: Path) -> None:
+    record = bench(tmp_path, "no-flags")
+    assert record.valid is None
+    assert record.summary.startswith("NOT ESTABLISHED (configuration")
+
+
+def test_flags_of_an_engine_known_by_name_are_judged_by_its_rules(tmp_path: Path) -> None:
+    record = bench(tmp_path, "vllm-eager")
+    assert record.valid is False
+    violations = record.get("gates", "violations")
+    assert violations == record.get("limitations")[:1]
+    assert violations[0].startswith("CUDA graphs off (enforce_eager=True)")
+    assert record.summary.startswith("INVALID as vllm's speed: CUDA graphs off")
+
+
+def test_a_result_counts_although_the_command_died_after_it(tmp_path: Path) -> None:
+    record = bench(tmp_path, "result-then-death")
+    assert record.valid is True
+    assert any("SIGKILL" in line for line in record.get("gates", "warnings"))
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("no-result", "ended with status 0 and left no result"),
+        ("broken-marker", "its result is not what the schema says"),
+        ("SIGKILL", "ended by SIGKILL (most often the kernel's out-of-memory killer"),
+        ("SIGQUIT", "ended by SIGQUIT (an engine's child failed"),
+        ("SIGSEGV", "ended by SIGSEGV (a crash in native code)"),
+    ],
+)
+def test_every_bad_end_is_told_with_phase_reason_and_last_lines(
+    word: str, reason: str, tmp_path: Path
+) -> None:
+    text = failure(tmp_path, word)
+    assert "failed in phase command" in text
+    assert reason in text
+    if word.startswith("SIG"):
+        assert "last lines:\n  about to die" in text
+
+
+def test_a_hundred_megabytes_of_log_end_the_run_with_a_sentence(tmp_path: Path) -> None:
+    text = failure(tmp_path, "flood")
+    assert "more than 64 MiB of output" in text and len(text) < 2000
+
+
+def test_a_command_that_hangs_is_ended_at_its_timeout_with_all_its_children(
+    tmp_path: Path,
+) -> None:
+    text = failure(tmp_path, "hang", str(tmp_path / "ready"), timeout=3)
+    assert "after 3 s, the timeout" in text and "waiting for a lock" in text
+
+
+def test_a_cancelled_benchmark_leaves_nothing(tmp_path: Path) -> None:
+    cancel, ready = threading.Event(), tmp_path / "ready"
+
+    def cancel_when_ready() -> None:
+        end = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        cancel.set()
+
+    thread = threading.Thread(target=cancel_when_ready)
+    thread.start()
+    with pytest.raises(Cancelled):
+        bench(tmp_path / "home", "hang", str(ready), cancel=cancel)
+    thread.join()
+    assert list((tmp_path / "home").glob("evidence/*/*")) == []
+
+
+def test_a_command_gets_no_key_and_an_error_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_API_KEY", "made-up-key-4711-4711")
+    text = failure(tmp_path, "tells-key", "1174-1174-yek-pu-edam")
+    assert "connecting with no key" in text
+
+
+def test_texts_of_an_engine_are_single_lines_in_an_error(tmp_path: Path) -> None:
+    text = failure(tmp_path, "says", "evil\x1b[31m‮text " + "z" * 500)
+    last = text.splitlines()[-1]
+    assert "\x1b" not in text and "‮" not in text and len(last) < 170
+    assert "ended with status 4" in text
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OpError, match="no-such-program"):
+        run_here(tmp_path, model="m", engine="cmd", command=["/no-such-program"])
