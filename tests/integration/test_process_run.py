@@ -625,6 +625,33 @@ def test_a_supervisor_that_is_stopped_is_given_up_and_replaced(
     assert start_time(stopped[0]) is None
 
 
+def test_a_supervisor_runs_from_its_source_where_nothing_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = Path(supervised.__file__).parent
+    for name in ("supervisor.py", "procfs.py"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "platform.py").write_text("raise SystemExit('never imported')", "utf-8")
+    monkeypatch.undo()
+    monkeypatch.setattr(supervised, "__file__", str(tmp_path / "supervised.py"))
+    assert supervised.supervisor_command()[-1] == str(tmp_path / "supervisor.py")
+    assert run(["echo", "hi"], timeout=30).stdout == "hi\n"
+
+
+def test_starting_a_run_imports_nothing_dear() -> None:
+    code = """
+        import sys
+        from ikit_mcp.process import lock, run, secrets
+        run.run(["true"], timeout=30)
+        dear = {"asyncio", "anyio", "psutil", "ahocorasick_rs", "mcp", "numpy"}
+        sys.exit(str(dear & set(sys.modules)) if dear & set(sys.modules) else 0)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = caller_environment()
+    environment.pop("COVERAGE_PROCESS_CONFIG", None)
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+
+
 def test_a_supervisor_that_dies_before_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "supervisor_command", lambda: ["true"])
     with pytest.raises(OpError, match="before the program ran"):
