@@ -18,6 +18,7 @@ date there.  No write-ahead log: homes can be on NFS, where shared memory is not
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 import time
@@ -30,7 +31,7 @@ from ikit_mcp.evidence import claims, files, times
 from ikit_mcp.evidence.record import MAX_SUMMARY, EvidenceRecord
 from ikit_mcp.evidence.store import STAGING, Store
 
-VERSION = 2
+VERSION = 3
 NAME = "index.sqlite"
 JOURNAL = NAME + "-journal"
 GRAIN_NS = 2_000_000_000
@@ -44,18 +45,26 @@ COLUMNS = (
     "evidence_id", "kind", "claim_class", "started", "summary", "valid", "complete",
     "model", "engine", "device", "stored_ns",
 )  # fmt: skip
+# ``records`` lies in the order of the listing and holds what filters ask for, no more: a
+# filter that fits little then reads a few megabytes in one go and looks nothing up.
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE folders (prefix TEXT PRIMARY KEY, mtime_ns INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE records (evidence_id TEXT PRIMARY KEY, kind TEXT, claim_class TEXT, started TEXT,
-    summary TEXT, valid INTEGER, complete INTEGER, model TEXT, engine TEXT, device TEXT,
-    stored_ns INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX newest ON records (started DESC, stored_ns ASC, evidence_id ASC);
-CREATE INDEX newest_of_kind ON records (kind, started DESC, stored_ns ASC, evidence_id ASC);
+CREATE TABLE records (started TEXT, stored_ns INTEGER, evidence_id TEXT, kind TEXT, valid INTEGER,
+    model TEXT, engine TEXT, device TEXT, PRIMARY KEY (started DESC, stored_ns, evidence_id))
+    WITHOUT ROWID;
+CREATE UNIQUE INDEX by_id ON records (evidence_id);
+CREATE INDEX newest_of_kind ON records (kind, started DESC, stored_ns, evidence_id);
+CREATE TABLE details (evidence_id TEXT PRIMARY KEY, claim_class TEXT, summary TEXT,
+    complete INTEGER) WITHOUT ROWID;
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
-_INSERT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = (
+    "INSERT OR REPLACE INTO records VALUES (:started, :stored_ns, :evidence_id, :kind, :valid,"
+    " :model, :engine, :device)",
+    "INSERT OR REPLACE INTO details VALUES (:evidence_id, :claim_class, :summary, :complete)",
+)
 _NOTE = "INSERT OR REPLACE INTO folders VALUES (?, ?)"
 # What a sound file may answer when it cannot be used just now.
 _PASSING = frozenset({
@@ -303,14 +312,18 @@ def _refresh_some(
     latest = -1 if row is None else int(row[0])
     for prefix, mtime_ns in folders:
         ids, known = set(store.ids_under(prefix)), _rows(connection, prefix)
-        connection.executemany(
-            "DELETE FROM records WHERE evidence_id = ?", [(gone,) for gone in known - ids]
-        )
+        for table in ("records", "details"):
+            connection.executemany(
+                f"DELETE FROM {table} WHERE evidence_id = ?",  # noqa: S608 -- constants alone
+                [(gone,) for gone in known - ids],
+            )
         rows = [row_of(store.load(new)) for new in sorted(ids - known)]
         if behind is not None:
             rows = [row._replace(stored_ns=max(row.stored_ns, behind)) for row in rows]
         latest = max([latest, *(row.stored_ns for row in rows)])
-        connection.executemany(_INSERT, rows)
+        named = [row._asdict() for row in rows]
+        for statement in _INSERT:
+            connection.executemany(statement, named)
         connection.execute(_NOTE, (prefix, mtime_ns))
     if behind is not None:
         connection.execute(_NOTE, (SHOWN, latest))
@@ -369,9 +382,11 @@ def page(
     meanwhile is newer, or comes last among those of its start.
     """
     where, values = _where(wanted)
+    order = "ORDER BY started DESC, stored_ns, evidence_id"
     query = (
-        f"SELECT {', '.join(COLUMNS)} FROM records{where}"  # noqa: S608 -- constants alone
-        " ORDER BY started DESC, stored_ns ASC, evidence_id ASC LIMIT ? OFFSET ?"
+        f"SELECT {', '.join(COLUMNS)} FROM"  # noqa: S608 -- constants alone
+        f" (SELECT * FROM records{where} {order} LIMIT ? OFFSET ?)"
+        f" JOIN details USING (evidence_id) {order}"
     )
     found = [Row(*row) for row in connection.execute(query, [*values, limit + 1, offset])]
     rows = found[:limit]
@@ -405,9 +420,12 @@ def _where(wanted: Filter) -> tuple[str, list[Any]]:
             values.append(value)
     for column in ("model", "engine", "device"):
         part = getattr(wanted, column)
-        if part is not None:
-            clauses.append(f"instr(lower({column}), lower(?)) > 0")
-            values.append(part)
+        if part is not None and len(part) > MAX_TEXT:  # longer than any name that is kept
+            clauses.append("0")
+        elif part is not None:
+            clauses.append(f"{column} LIKE ? ESCAPE '!'")
+            plain = re.sub("([%_!])", r"!\1", part)
+            values.append(f"%{plain}%")
     if wanted.valid is not None:
         clauses.append(
             {"true": "valid = 1", "false": "valid = 0"}.get(wanted.valid, "valid IS NULL")
@@ -419,8 +437,10 @@ def ids_with_prefix(connection: sqlite3.Connection, prefix: str, limit: int) -> 
     """Ids that begin with ``prefix`` (hex digits), newest first: for completion."""
     if not all(c in "0123456789abcdef" for c in prefix):
         return []
+    # With a prefix, the few ids of that range are sorted; without one, the newest come first.
+    where = "WHERE evidence_id >= ? AND evidence_id < ?" if prefix else "WHERE ? < ?"
     query = (
-        "SELECT evidence_id FROM records WHERE evidence_id >= ? AND evidence_id < ?"
-        " ORDER BY started DESC, stored_ns ASC LIMIT ?"
+        f"SELECT evidence_id FROM records {where}"  # noqa: S608 -- constants alone
+        " ORDER BY started DESC, stored_ns, evidence_id LIMIT ?"
     )
     return [row[0] for row in connection.execute(query, (prefix, prefix + "g", limit))]
