@@ -233,7 +233,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_the_time_grows_no_faster_than_a_hostile_text(piece: str) -> None:
-    """Eight times the text may take eight times the CPU (here: 30), not sixty-four."""
+    """16 times the text may take 16 times the CPU (60 with noise), not 256 times."""
 
     def cost(size: int) -> float:
         text = piece * (size // len(piece))
@@ -242,8 +242,8 @@ def test_the_time_grows_no_faster_than_a_hostile_text(piece: str) -> None:
         secret_argv([text, "x"])
         return time.process_time() - start
 
-    small = min(cost(1 << 17) for _ in range(3))
-    assert cost(1 << 20) < 30 * max(small, 0.005)
+    small = min(cost(1 << 16) for _ in range(2))
+    assert cost(1 << 20) < 60 * max(small, 0.005)
 
 
 @given(st.text(alphabet="abAB01:/@?=&-._ \"'sk", max_size=200))
