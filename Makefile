@@ -24,6 +24,7 @@ lint: $(VENV)/dev
 
 types: $(VENV)/dev
 	$(BIN)/mypy
+	for example in agent_examples/*/; do $(BIN)/mypy $$example || exit 1; done
 	$(BIN)/mypy --platform darwin ikit_mcp ops/ikit_ops
 	$(BIN)/mypy --platform win32 ikit_mcp ops/ikit_ops
 
@@ -44,6 +45,12 @@ wheel: $(VENV)/dev
 # The MCP Inspector as a client; skips with a printed reason where npm cannot give it.
 inspector: $(VENV)/dev
 	$(BIN)/python tests/e2e/inspector_check.py
+
+# Benchmarks of real engines, each in a Python of its own that is built once and kept by version
+# in the user's cache folder: engines-transformers (1.2 GB), engines-vllm (3.5 GB), engines-sglang.
+engines-%: $(VENV)/dev
+	$(BIN)/python tests/helpers/engine_pythons.py $*
+	IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_bench_$*.py
 
 # Figures for the README: ratios measured in one run, printed as tables.
 bench: $(VENV)/dev
