@@ -14,14 +14,15 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
 from ikit_mcp.process import platform
+from ikit_mcp.process.environment import clean_environment
+from ikit_mcp.process.run import run
 from ikit_mcp.registry import OpError
 
-_SECONDS = 15
+SECONDS = 15.0
 _NVIDIA = "uuid,name,memory.total,driver_version"
 _NVIDIA_APPS = "gpu_uuid,pid,process_name,used_memory"
 
@@ -74,20 +75,13 @@ def uuids_of(device: str) -> list[str]:
 
 def _ask(argv: list[str]) -> str | None:
     """What a driver's tool prints; None when it is not here or fails."""
-    tool = shutil.which(argv[0])
-    if tool is None:
+    if shutil.which(argv[0]) is None:
         return None
     try:
-        done = subprocess.run(  # noqa: S603 -- a driver's own tool with fixed arguments
-            [tool, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = run(argv, timeout=SECONDS, grace=1.0, env=clean_environment())
+    except OpError:
         return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+    return done.stdout if done.ok else None
 
 
 def _nvidia() -> list[Device]:
