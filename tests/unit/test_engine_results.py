@@ -190,4 +190,3 @@ def test_streamed_lines_that_are_no_json_or_tell_an_error_stop_the_run() -> None
         harness.parsed([(1.0, b"<html>")])
     with pytest.raises(harness.Stopped, match="out of memory"):
         harness.parsed([(1.0, b'{"error": "out of memory"}')])
-
