@@ -27,10 +27,12 @@ from ikit_ops.measure import host
 from ikit_ops.measure.rounds import Outcome, Progressing, answer_of, phases, rounds_of
 
 WORKER = Path(__file__).parent / "workers" / "cpu_bandwidth_worker.py"
-WINDOW = 0.1  # seconds of a sustained rate
+# Seconds of a sustained rate: several time slices, and two passes over the set at least.
+WINDOW = 0.05
 ROUND = 0.5
 READ_PART = 0.6
 CHUNK = 32 << 20
+PAGES = ("huge", "default", "huge")  # of each draw: its rounds have physical pages of their own
 PAGE = 1 << 16  # the largest base page in use; slices are multiples of it
 TIMES_CACHE, LEAST_TIMES_CACHE = 16, 4
 LEAST_SET, LARGEST_SET = 512 << 20, 8 << 30
@@ -41,6 +43,7 @@ KEEP = ("LD_LIBRARY_PATH",)  # this Python may find its own library by it
 TUNABLES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
 METHOD = {
     "read": "memcmp of two equal buffers per thread",
+    "pages": "three allocations, each for a third of the rounds: huge, the system's default, huge",
     "copy": "memmove between two buffers per thread; bytes read plus bytes written, as STREAM "
     "counts; lines that a store reads first (write-allocate) are not counted",
     "window_seconds": WINDOW,
@@ -125,7 +128,7 @@ def measure(call: Call, chosen: Plan) -> Outcome:
         "threads": [list(cpus) for cpus in chosen.threads],
         "slice_bytes": chosen.slice_bytes,
         "chunk_bytes": CHUNK,
-        "phases": listed,
+        "draws": draws(listed),
         "stamp_seconds": max(WINDOW / 10, max(p["seconds"] for p in listed) / 50),
     }
     (folder / "plan.json").write_text(json.dumps(asked), encoding="utf-8")
@@ -142,6 +145,18 @@ def measure(call: Call, chosen: Plan) -> Outcome:
     told = answer_of(answer, done.stderr, done.signal)
     found = rounds_of(told["phases"], WINDOW)
     return Outcome(found, bool(told["verified"]), int(told["differences"]))
+
+
+def draws(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The phases of all rounds, two a round, dealt out to the draws in order."""
+    count = len(listed) // 2
+    return [
+        {
+            "pages": pages,
+            "phases": listed[2 * (count * n // len(PAGES)) : 2 * (count * (n + 1) // len(PAGES))],
+        }
+        for n, pages in enumerate(PAGES)
+    ]
 
 
 def vectorised_compare() -> bool | None:

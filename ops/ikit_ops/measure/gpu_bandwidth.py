@@ -21,7 +21,7 @@ from ikit_mcp.registry import OpError
 from ikit_ops.measure.rounds import Outcome, Progressing, answer_of, phases, rounds_of
 
 WORKER = Path(__file__).parent / "workers" / "gpu_bandwidth_worker.py"
-WINDOW = 0.25  # seconds of a sustained rate
+WINDOW = 0.1  # seconds of a sustained rate: a hundred passes; the shortest phase is longer
 ROUND = 1.0
 READ_PART = 0.6
 SETUP_SECONDS = 300.0  # importing torch from a cold disk, making the device's context
@@ -45,7 +45,8 @@ class GpuOutcome(Outcome):
 
 def python_with_torch(call: Call) -> str:
     """The interpreter to measure in; OpError when none has torch."""
-    if importlib.util.find_spec("torch") is not None:
+    # What is importable here may come from a user's folder, which the isolated child does not see.
+    if importlib.util.find_spec("torch") is not None and _has_torch(call, sys.executable):
         return sys.executable
     listed = os.environ.get("IKIT_PYTHONS", "").replace(",", os.pathsep).split(os.pathsep)
     for python in (part.strip() for part in listed):

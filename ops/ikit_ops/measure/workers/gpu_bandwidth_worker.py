@@ -13,6 +13,9 @@ Time is the device's own: CUDA events between batches of kernels, which the host
 that the device never waits.  That the data was read is proven by a change at the tensor's very
 end, which the result must show.
 
+It has not run on a GPU yet: it is written to torch's documented interface, and the tests that
+hold it against torch's own copy (tests/gpu) wait for a machine that has one.
+
 PLAN: ``size_bytes`` (null: 32 times the L2, at least 2 GiB, at most a third of what is free),
 ``phases`` ([{kind, seconds}]), ``stamp_seconds``.
 RESULT: ``phases`` [{kind, threads: [{times, bytes}]}] (CLOCK_MONOTONIC seconds), ``verified``,
