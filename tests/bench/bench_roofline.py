@@ -1,6 +1,6 @@
 """How fast a roofline is, and what it takes: run it, it is not a test.
 
-Each model is counted in a process of its own, cold.  The CPU time of the call is printed
+Each model is counted and drawn in a process of its own, cold.  The CPU time of the call is printed
 beside that of a bare ``json.loads`` over the same headers, because absolute times differ
 from machine to machine and ratios do not; and the peak of the process's memory.  With
 ``--fuzz N`` it mutates headers N times instead, and with ``--peer`` it asks the functions
@@ -36,10 +36,14 @@ MODELS = ["llama-3.1-8b", "qwen3-30b-a3b-nvfp4", "deepseek-v3", "kimi-k2"]
 COUNT = """
 import json, resource, sys, time
 from ikit_ops.checkpoint.resolve import read_checkpoint
+from ikit_ops.decode import curve, picture
 from ikit_ops.decode.count import count_checkpoint
 from ikit_ops.decode.tally import Options
 started = time.process_time()
-counts = count_checkpoint(read_checkpoint(sys.argv[1]), Options())
+checkpoint, options = read_checkpoint(sys.argv[1]), Options()
+counts = count_checkpoint(checkpoint, options)
+line = curve.trace(counts, options, checkpoint.config)
+picture.draw(picture.Subject("", counts, options, line, 1.0, "", lambda n: 1e9 / n, "tok/s"))
 cpu = time.process_time() - started
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps([cpu, peak, counts.stored_bytes, counts.weight_bytes]))
@@ -56,7 +60,7 @@ def json_seconds(folder: Path) -> float:
 
 
 def count(folder: Path) -> tuple[float, int, int, int]:
-    """(CPU seconds, peak bytes, stored bytes, weight bytes) of one cold count."""
+    """(CPU seconds, peak bytes, stored bytes, weight bytes) of one cold count and picture."""
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
     argv = [sys.executable, "-c", COUNT, str(folder)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)

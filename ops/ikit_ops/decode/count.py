@@ -17,8 +17,9 @@ one device, as ``groups`` says which weights are split.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -191,6 +192,7 @@ def count_caches(counts: Counts, kv: KvPlan, state: StatePlan, options: Options)
         counts.doubt("kv", why)
     for why in state.doubts:
         counts.doubt("state", why)
+    counts.kv_layers = kv.layers
     if kv.layers:
         counts.kv = kv_json(kv, options)
     if state.layers:
@@ -224,6 +226,19 @@ def device_bytes(layer: KvLayer, options: Options, *, strict: bool = False) -> i
         return size  # a latent is held whole by every device
     heads = -(-layer.heads // options.tensor_parallel)
     return -(-size * heads // layer.heads)
+
+
+def kv_bytes_at(counts: Counts, options: Options, contexts: Iterable[int]) -> list[int]:
+    """KV bytes of one step at each of these contexts: the only term that depends on it.
+
+    ``counts`` must be one that was counted with ``options``.
+    """
+    alike = Counter(replace(layer, layer=0, donor=None) for layer in counts.kv_layers)
+    found = []
+    for context in contexts:
+        there = replace(options, context=context)
+        found.append(there.batch * sum(n * device_bytes(x, there) for x, n in alike.items()))
+    return found
 
 
 def kv_json(kv: KvPlan, options: Options) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ikit_ops.decode import groups
+from ikit_ops.decode.kv import KvLayer
 from ikit_ops.decode.weights import Slot
 
 
@@ -46,6 +47,7 @@ class Counts:
         quant: the algorithm that the quantisation config declares.
         head_is_embedding: whether the embedding table is read as the head.
         beyond: layers behind the model's that no key of the configuration announces.
+        kv_layers: what each attention layer reads of its cache, for other contexts.
     """
 
     method: str
@@ -63,6 +65,7 @@ class Counts:
     quant: str | None = None
     head_is_embedding: bool = False
     beyond: list[int] = field(default_factory=list)
+    kv_layers: list[KvLayer] = field(default_factory=list)
 
     @property
     def weight_bytes(self) -> int:

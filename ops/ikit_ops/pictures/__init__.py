@@ -1,0 +1,1 @@
+"""Pictures of records: self-contained SVG files, drawn without a library."""
