@@ -22,18 +22,22 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ikit_mcp import __version__, snippets, terminal
 from ikit_mcp.arguments import add_options
 from ikit_mcp.call import Cancelled, Progress, Settings
+from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import secrets
 from ikit_mcp.registry import EXECUTES, READS, Effects, Operation, OpError, Registry, load
 from ikit_mcp.runner import Control, Outcome, Runner
 
 if TYPE_CHECKING:
     import io
+
+    from ikit_mcp.evidence.record import EvidenceRecord
 
 DONE, FAILED, USAGE, NOT_VALID = 0, 1, 2, 3
 DESCRIPTION = "Honest measurement of inference engines: rooflines, benchmarks, evidence."
@@ -106,6 +110,8 @@ def _add_output(command: argparse.ArgumentParser, operation: Operation) -> None:
     command.add_argument(
         "--check", action="store_true", help=f"exit {NOT_VALID} when the result is not valid"
     )
+    if operation.effects != READS:
+        command.add_argument("--svg", metavar="FILE", help="also write the record's picture there")
 
 
 def _add_own(top: Any) -> None:
@@ -138,11 +144,46 @@ def _run_operation(registry: Registry, chosen: argparse.Namespace) -> int:
     raw = {arg.name: getattr(chosen, arg.name) for arg in operation.args}
     raw = {k: v for k, v in raw.items() if v is not None and v != []}
     request = runner.check(operation.name, raw)
+    picture: str | None = getattr(chosen, "svg", None)
+    if picture is not None:
+        _refuse_target(Path(picture))
     cancel = threading.Event()
     with _interruptible(cancel), _diverted():
         outcome = runner.here(request, Control(_report, cancel))
     _print(outcome, as_json=chosen.json)
+    if picture is not None and outcome.record is not None:
+        _write_picture(Store(settings.home), outcome.record, Path(picture))
     return NOT_VALID if chosen.check and not _valid(outcome) else DONE
+
+
+def _refuse_target(path: Path) -> None:
+    """Refuse a place where no picture can be written, before hours of measuring."""
+    if os.path.isdir(path):  # noqa: PTH112 -- unlike Path.is_dir, no error for a name too long
+        raise OpError(f"--svg {path}: is a folder", "name a file in it")
+    if not os.path.isdir(path.parent):  # noqa: PTH112 -- as above
+        raise OpError(f"--svg {path}: there is no folder {path.parent}", "make the folder first")
+
+
+def _write_picture(store: Store, record: EvidenceRecord, path: Path) -> None:
+    """Copy the record's first SVG artifact to a file; OpError when it has none."""
+    listed = record.get("artifacts") or []
+    names = [str(a["name"]) for a in listed if a.get("media_type") == "image/svg+xml"]
+    shown = record.evidence_id[:12]
+    if not names:
+        raise OpError(
+            f"--svg: a {record.kind} record has no picture; the record is stored as {shown}",
+            "leave --svg out",
+        )
+    with os.fdopen(store.open_artifact(record.evidence_id, names[0]), "rb") as source:
+        content = source.read()
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise OpError(
+            f"--svg {path}: {error.strerror}; the record is stored as {shown}",
+            "name a file that you may write",
+        ) from None
+    _say(_clean(f"{names[0]} of {shown} written to {path}"))
 
 
 def _valid(outcome: Outcome) -> bool:

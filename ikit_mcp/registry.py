@@ -43,7 +43,9 @@ WORD_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,31}")
 SERVER_OPERATIONS = frozenset({"job_status", "cancel_job"})
 OWN_COMMANDS = frozenset({"serve", "install-snippet", "completion"})
 MAX_PLUGIN_ERROR = 400
-OWN_ARGUMENTS = frozenset({"call", "check", "help", "json", "operation", "run", "wait_seconds"})
+OWN_ARGUMENTS = frozenset(
+    {"call", "check", "help", "json", "operation", "run", "svg", "wait_seconds"}
+)
 
 
 class OpError(Exception):

@@ -216,3 +216,60 @@ def test_the_bash_completion_completes(tmp_path: Path, capsys: pytest.CaptureFix
 def test_install_snippet_prints_what_a_client_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-snippet", "--client", "codex"]) == 0
     assert "tool_timeout_sec" in capsys.readouterr().out
+
+
+def test_svg_writes_the_stored_picture_and_says_so_beside_the_record(
+    home: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "a picture.svg"
+    target.write_text("an older one, longer than nothing", encoding="utf-8")
+    words = ["roofline", str(llama), "--gpu-bw", "3350", "--json", "--svg", str(target)]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    stored = home / "evidence" / record["evidence_id"][:2] / record["evidence_id"]
+    assert target.read_bytes() == (stored / "roofline.svg").read_bytes()
+    assert f"roofline.svg of {record['evidence_id'][:12]} written to {target}" in shown.err
+
+
+def test_svg_is_refused_before_the_call_where_no_file_can_be(
+    home: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for target, why in ((folder, "is a folder"), (tmp_path / "no" / "x.svg", "there is no folder")):
+        assert main(["roofline", str(llama), "--svg", str(target)]) == 1
+        assert why in capsys.readouterr().err
+    assert list(folder.iterdir()) == [] and not (home / "evidence").exists()
+
+
+def test_svg_that_cannot_be_written_names_the_record_that_is_stored(
+    home: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_long = tmp_path / ("x" * 300 + ".svg")
+    assert main(["roofline", str(llama), "--json", "--svg", str(too_long)]) == 1
+    shown = capsys.readouterr()
+    assert f"stored as {json.loads(shown.out)['evidence_id'][:12]}" in shown.err
+
+
+def test_svg_of_a_record_without_a_picture_is_an_error_after_the_record(tmp_path: Path) -> None:
+    keys = plugin.environment(ACME_API_KEY="made-up-4711-4711-4711")
+    env = {**os.environ, **keys, "IKIT_HOME": str(tmp_path / "home")}
+    target = tmp_path / "none.svg"
+    argv = [sys.executable, "-m", "ikit_mcp.cli", "acme", "leak", "--where", "data", "--json",
+            "--svg", str(target)]  # fmt: skip
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False,
+                          stdin=subprocess.DEVNULL)  # fmt: skip
+    record = json.loads(done.stdout)
+    assert done.returncode == 1 and not target.exists()
+    assert f"record has no picture; the record is stored as {record['evidence_id'][:12]}" in (
+        done.stderr
+    )
+
+
+def test_svg_is_an_option_of_what_makes_records_alone(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["evidence", "list", "--svg", str(tmp_path / "x.svg")])
+    assert usage.value.code == 2 and "--svg" in capsys.readouterr().err
