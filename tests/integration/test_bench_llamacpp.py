@@ -15,15 +15,17 @@ import pytest
 
 from helpers import json_schema
 from helpers.bench import run_here
+from helpers.evidence import save
 from helpers.tiny_models import SLOW, shared_gguf
-from ikit_mcp.call import Cancelled, Progress
+from ikit_mcp.call import Call, Cancelled, Progress, Settings
 from ikit_mcp.evidence import record as records
 from ikit_mcp.evidence.record import EvidenceRecord
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import EXECUTES, OpError, load
 from ikit_ops.engines import adapter_named
 from ikit_ops.engines.adapter import WORKERS, Found
 from ikit_ops.engines.gates import Seen, common_checks
 from ikit_ops.engines.planning import make_plan
+from ikit_ops.engines.replay import replay
 from ikit_ops.engines.result import parse
 
 FAKES = Path(__file__).parents[1] / "fakes"
@@ -148,24 +150,23 @@ def test_speculative_decoding_is_a_violation(tmp_path: Path) -> None:
     assert any("speculative" in line for line in record.get("gates", "violations"))
 
 
-def test_a_context_too_small_is_a_failure_or_an_early_stop(tmp_path: Path) -> None:
-    engine_args = ["--ctx-size 256"]
+def test_a_context_too_small_is_a_violation_or_told_in_warm_up(tmp_path: Path) -> None:
     with pytest.raises(OpError) as caught:
-        record = bench(tmp_path, prompt_len=200, gen_len=200, engine_args=engine_args)
-        assert any("stopped early" in line for line in record.get("gates", "violations"))
-        raise OpError("llama.cpp failed in phase warm-up: (it stopped early)")
-    assert "phase warm-up" in caught.value.what
+        bench(tmp_path, prompt_len=300, gen_len=100, engine_args=["--ctx-size 256"])
+    assert "failed in phase warm-up" in caught.value.what
+    assert "exceed" in caught.value.what
+
+
+def caller(home: Path) -> Call:
+    operation = load(None).get("bench")
+    return Call(operation=operation, args={}, settings=Settings(home), scope=EXECUTES)
 
 
 def work(tmp_path: Path, **config: Any) -> Any:
     """Run the worker itself, with a configuration that no operation would write."""
-    from ikit_mcp.call import Call, Settings
-    from ikit_mcp.registry import EXECUTES, load
-
-    operation = load(None).get("bench")
-    args = {arg.name: arg.default for arg in operation.args}
+    call = caller(tmp_path)
+    args = {arg.name: arg.default for arg in call.operation.args}
     args |= {"model": str(shared_gguf()), "engine": "llamacpp", **SMALL}
-    call = Call(operation=operation, args={}, settings=Settings(tmp_path), scope=EXECUTES)
     adapter, plan = make_plan(call, args)
     made = adapter.config(plan, Found()) | {"result_path": str(tmp_path / "result.json")} | config
     (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
@@ -185,6 +186,80 @@ def test_a_repeated_prompt_with_the_cache_on_is_a_violation(tmp_path: Path) -> N
 def test_a_repeated_prompt_with_the_cache_off_hits_nothing(tmp_path: Path) -> None:
     seen = work(tmp_path, repeat_prompt=True)
     assert {c.name: c.state for c in common_checks(seen)}["prefix_cache"] == "ok"
+
+
+# --- the ceiling ------------------------------------------------------------------------------
+
+
+def roofline(home: Path, **arguments: Any) -> EvidenceRecord:
+    return run_here(home, "roofline", **{"model": str(shared_gguf()), **arguments})
+
+
+def test_the_ceiling_is_asked_again_at_the_context_that_was_decoded(tmp_path: Path) -> None:
+    given = roofline(tmp_path, gpu_bw="1000", context=1)
+    record = bench(tmp_path, roofline=given.evidence_id)
+    parents = record.get("provenance", "parents")
+    assert parents[0] == given.evidence_id and len(parents) == 2
+    ceiling = record.get("data", "ceiling")
+    assert ceiling["context"] == 48 + 12 and ceiling["mismatches"] == []
+    share = record.metric("pct_of_ceiling")
+    rate = record.metric("decode_tok_s")
+    assert share is not None and rate is not None
+    assert share == pytest.approx(rate / ceiling["ceiling_tok_s"] * 100)
+    assert "of the ceiling" in record.summary
+    assert any("bandwidth is the user's" in line for line in record.get("limitations"))
+
+
+def test_a_rate_above_the_ceiling_is_a_violation(tmp_path: Path) -> None:
+    given = roofline(tmp_path, gpu_bw="0.01", context=60)
+    record = bench(tmp_path, roofline=given.evidence_id)
+    assert record.valid is False
+    assert any("is above the ceiling of" in line for line in record.get("gates", "violations"))
+    assert record.get("provenance", "parents") == [given.evidence_id]
+
+
+def test_a_ceiling_of_other_threads_or_of_another_model_gives_no_share(tmp_path: Path) -> None:
+    measured = save(tmp_path, kind="ceiling", gbs=1000.0)
+    other = roofline(tmp_path, model=str(shared_gguf(SLOW)), gpu_bw=measured.evidence_id)
+    record = bench(tmp_path, roofline=other.evidence_id)
+    assert record.metric("pct_of_ceiling") is None
+    missing = record.get("coverage", "missing")
+    assert any("of another model" in line for line in missing)
+    assert not any("above the ceiling" in line for line in record.get("gates", "violations"))
+
+
+def test_only_a_sound_record_of_the_kind_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(OpError, match="not a roofline record"):
+        bench(tmp_path, roofline=save_ceiling(tmp_path))
+    with pytest.raises(OpError, match="not a bench record"):
+        bench(tmp_path, reference=save_ceiling(tmp_path))
+
+
+def save_ceiling(home: Path) -> str:
+    return save(home, 7, kind="ceiling").evidence_id
+
+
+# --- a profiler's replay ------------------------------------------------------------------------
+
+
+def test_a_benchmark_can_be_prepared_to_run_again_under_a_profiler(
+    record: EvidenceRecord, tmp_path: Path
+) -> None:
+    prepared = replay(caller(tmp_path / "home"), record, tmp_path, steps=10)
+    assert prepared.plan.gen_len == 10 and prepared.plan.rounds == 1
+    assert prepared.plan.nonce != record.get("data", "prompt", "nonce")
+    environment = {**os.environ, **prepared.environment}
+    subprocess.run(prepared.argv, check=True, env=environment, capture_output=True, timeout=60)
+    result = parse(prepared.result.read_bytes())
+    assert [row.gen_tokens for row in result.rounds] == [10]
+    assert result.captured is False, "there is no range to open on a CPU"
+    assert result.tokens is None and result.two_call is None
+
+
+def test_what_is_not_ours_to_start_is_not_prepared(tmp_path: Path) -> None:
+    call = caller(tmp_path)
+    with pytest.raises(OpError, match="is no benchmark"):
+        replay(call, save(tmp_path), tmp_path)
 
 
 # --- ways that fail -------------------------------------------------------------------------------

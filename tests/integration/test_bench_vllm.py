@@ -75,8 +75,20 @@ def test_a_compiled_run_in_the_layout_that_users_run_is_valid(
     record = bench(tmp_path, python, model, engine_args=ARGS)
     assert record.valid is True, record.get("gates")
     assert record.get("data", "flags_source") == "worker", "asked in another process"
-    assert record.get("data", "flags", "compilation_mode") == "VLLM_COMPILE"
+    mode = record.get("data", "flags", "compilation_mode")
+    assert mode in ("VLLM_COMPILE", "DYNAMO_TRACE_ONCE"), "by its name"
     assert nothing_left(*PROCESSES)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_backend_that_was_asked_for_and_not_used_is_a_violation(
+    python: str, model: Path, tmp_path: Path
+) -> None:
+    engine_args = [*EAGER, "attention_backend=FLASH_ATTN"]
+    record = bench(tmp_path, python, model, engine_args=engine_args)
+    assert "attention backend FLASH_ATTN was requested, CPU_ATTN ran" in record.get(
+        "gates", "violations"
+    )
 
 
 @pytest.mark.usefixtures("one_process")

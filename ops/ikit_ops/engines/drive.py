@@ -27,6 +27,7 @@ from typing import Any
 
 from ikit_mcp.call import Call, Cancelled, one_line
 from ikit_mcp.registry import OpError
+from ikit_ops.engines import replay
 from ikit_ops.engines import result as results
 from ikit_ops.engines.adapter import Adapter, Found, Plan
 from ikit_ops.engines.result import WorkerResult
@@ -70,17 +71,15 @@ def drive(
     """
     folder = call.folder / f"bench-{plan.nonce}"
     folder.mkdir(mode=0o700)
-    paths = {name: folder / name for name in ("config.json", "result.json", "progress.json")}
-    config = adapter.config(plan, found) | {
-        "result_path": str(paths["result.json"]),
-        "progress_path": str(paths["progress.json"]),
-    }
-    _write_private(paths["config.json"], json.dumps(config))
+    argv, given = replay.prepare(adapter, plan, found, folder)
     log, output = folder / "engine.log", folder / "stdout.log"
-    environment = _environment(call, adapter, plan, paths)
-    with _watched(_Watcher(call, paths["progress.json"], plan, adapter.title, on_phase)):
+    # A gated model of the Hub needs the user's token.
+    allow = _HUB_TOKENS if plan.path is None else ()
+    environment = call.benchmark_environment(allow) | given
+    progress, result = folder / replay.PROGRESS, folder / replay.RESULT
+    with _watched(_Watcher(call, progress, plan, adapter.title, on_phase)):
         ended = call.run(
-            adapter.command(plan, found, paths["config.json"]),
+            argv,
             timeout=plan.timeout,
             grace=GRACE,
             env=environment,
@@ -89,10 +88,10 @@ def drive(
             stderr_path=log,
             byte_cap=LOG_CAP,
         )
-    phase = _phase(paths["progress.json"], adapter)
+    phase = _phase(progress, adapter)
     lines = read_log(output) + read_log(log)
     try:
-        told = results.read(paths["result.json"], output)
+        told = results.read(result, output)
     except results.Unreadable as error:
         raise _failure(adapter, phase, str(error), lines) from None
     if told is None:
@@ -121,22 +120,6 @@ ENGINE_NAMES = (
     "OMP_NUM_THREADS",
 )  # fmt: skip
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-
-
-def _environment(
-    call: Call, adapter: Adapter, plan: Plan, paths: dict[str, Path]
-) -> dict[str, str]:
-    """A benchmark's environment; a gated model of the Hub needs the user's token."""
-    environment = call.benchmark_environment(_HUB_TOKENS if plan.path is None else ())
-    environment |= adapter.environment(plan)
-    environment["IKIT_CONFIG"] = str(paths["config.json"])
-    environment["IKIT_RESULT_PATH"] = str(paths["result.json"])
-    return environment
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")
 
 
 # --- while it runs ---------------------------------------------------------------------

@@ -111,7 +111,11 @@ def evaluate(checks: Iterable[Check]) -> Verdict:
             violations=list(dict.fromkeys(violations)),
             warnings=list(dict.fromkeys(c.text for c in found if c.state == "warning")),
         ),
-        unknown=[f"gate {c.name}: {c.text}" for c in found if c.state == "unknown"],
+        unknown=[
+            f"gate {c.name}: {c.text}"
+            for c in sorted(found, key=lambda c: not c.required)  # what decided comes first
+            if c.state == "unknown"
+        ],
         blamed=[c.argument for c in found if c.state == "violation" and c.argument],
     )
 

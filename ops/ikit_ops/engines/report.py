@@ -91,7 +91,7 @@ def draft(measured: Measured) -> Draft:
             "platform": measured.platform,
             "devices": result.devices,
             "telemetry": measured.telemetry,
-            "prompt": result.prompt,
+            "prompt": {**(result.prompt or {}), "nonce": measured.plan.nonce},
             "tokens": tokens_of(result),
             "reference": measured.reference,
             "timing": {

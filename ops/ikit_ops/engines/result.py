@@ -112,6 +112,7 @@ class WorkerResult(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int | None = None
     timing: dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
+    captured: bool | None = None
     notes: list[str] = []
     error: Failure | None = None
 

@@ -139,6 +139,13 @@ class Engine:
         """The ids that answer the reference prompt; None where the engine gives none."""
         return self.generate(ids, count).tokens
 
+    def capture(self, what: str) -> bool:
+        """Open (``start``) or close (``stop``) the capture range where the kernels run.
+
+        False: this engine cannot.
+        """
+        return False
+
     def describe(self) -> dict[str, Any]:
         """``{version, platform, flags, flags_source, ...}``, read where it is true."""
         raise NotImplementedError
@@ -178,10 +185,11 @@ class Session:
         self.result["load_s"] = ready - loading if engine.loads else None
         self.warm_up()
         rounds = self.rounds()
-        self.result["two_call"] = self.two_calls(rounds) if rounds else None
-        self.enter("reference")
-        prompt = self.ids("reference", fresh=False)
-        self.result["tokens"] = engine.reference(prompt, config["gen_len"])
+        if not config.get("capture"):  # under a profiler only the rounds are of interest
+            self.result["two_call"] = self.two_calls(rounds) if rounds else None
+            self.enter("reference")
+            prompt = self.ids("reference", fresh=False)
+            self.result["tokens"] = engine.reference(prompt, config["gen_len"])
         self.enter("flags")
         self.result.update(engine.describe())
         self.result["timing"] = {"definition": engine_timing(engine)}
@@ -211,7 +219,7 @@ class Session:
             self.ids("round:" + str(number + self.config["round_offset"]))
             for number in range(total)
         ]
-        with Capture(self.engine, self.config):
+        with Capture(self.engine, self.config, self.result):
             for number, ids in enumerate(prompts):
                 index = number + self.config["round_offset"]
                 self.enter("round", number, total)
@@ -243,31 +251,34 @@ class Session:
 
 
 class Capture:
-    """Opens a profiler's capture range around the rounds, where a profiler is told to wait."""
+    """Opens a profiler's capture range around the rounds, where a profiler is told to wait.
 
-    def __init__(self, engine: Engine, config: dict[str, Any]) -> None:
+    Loading and warm-up, which would fill the profile, stay outside.  ``captured`` in the
+    result says whether the engine could open the range.
+    """
+
+    def __init__(self, engine: Engine, config: dict[str, Any], result: dict[str, Any]) -> None:
         self.wanted = bool(config.get("capture"))
-        self.engine = engine
+        self.engine, self.result = engine, result
 
     def __enter__(self) -> None:
         """Start capturing."""
-        self._call("start")
+        if self.wanted:
+            self.result["captured"] = bool(self.engine.capture("start"))
 
     def __exit__(self, *_: object) -> None:
         """Stop capturing."""
-        self._call("stop")
-
-    def _call(self, what: str) -> None:
         if self.wanted:
-            hook = getattr(self.engine, "capture", None) or torch_capture
-            hook(what)
+            self.engine.capture("stop")
 
 
-def torch_capture(what: str) -> None:
-    """``cudaProfilerStart`` or ``Stop`` through torch, where the engine uses it."""
+def torch_capture(what: str) -> bool:
+    """``cudaProfilerStart`` or ``Stop`` through torch; False where there is no GPU to profile."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        getattr(torch.cuda.profiler, what)()
+    if torch is None or not torch.cuda.is_available():
+        return False
+    getattr(torch.cuda.profiler, what)()
+    return True
 
 
 def engine_timing(engine: Engine) -> str:

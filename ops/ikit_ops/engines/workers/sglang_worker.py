@@ -101,6 +101,16 @@ class Sglang(harness.Engine):
             speculative=int(bool(self.speculative)),
         )  # fmt: skip
 
+    def capture(self, what: str) -> bool:
+        """In SGLang's scheduler, which has this as an activity of its profiler."""
+        if self._platform(str(self.engine.get_server_info().get("device"))) != "cuda":
+            return False
+        if what == "start":
+            self.engine.start_profile(activities=["CUDA_PROFILER"])
+        else:
+            self.engine.stop_profile()
+        return True
+
     def describe(self) -> dict[str, Any]:
         """The resolved configuration, by an allowlist."""
         info = self.engine.get_server_info()

@@ -100,6 +100,10 @@ class Transformers(harness.Engine):
             cached=0, finish="length" if len(made) == count else "stop", speculative=0,
         )  # fmt: skip
 
+    def capture(self, what: str) -> bool:
+        """In this process, through torch."""
+        return harness.torch_capture(what)
+
     def describe(self) -> dict[str, Any]:
         """The model object's own attributes."""
         torch, model = self.torch, self.model

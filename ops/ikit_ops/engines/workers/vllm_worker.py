@@ -11,6 +11,7 @@ monotonic time, which on one machine is the same clock as ours.
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import sys
@@ -109,6 +110,10 @@ class Vllm(harness.Engine):
             "attention_backend": ", ".join(layers) if layers else None,
         }
 
+    def capture(self, what: str) -> bool:
+        """In vLLM's worker, where the kernels are launched."""
+        return all(self.llm.collective_rpc(worker_capture, args=(what,)))
+
     def _platform(self) -> str | None:
         for name in ("cuda", "rocm", "cpu", "xpu", "tpu"):
             if getattr(self.platform, "is_" + name, lambda: False)():
@@ -131,7 +136,9 @@ def config_flags(config: Any) -> dict[str, Any]:
     speculative = getattr(config, "speculative_config", None)
 
     def plain(value: Any) -> Any:
-        if value is None or isinstance(value, (bool, int, float)):
+        if not isinstance(value, enum.Enum) and (
+            value is None or isinstance(value, (bool, int, float))
+        ):
             return value
         return re.sub(r"^(?:torch|\w*Mode|\w*Enum)\.", "", str(getattr(value, "name", value)))
 
@@ -179,6 +186,16 @@ def worker_flags(worker: Any) -> dict[str, Any]:
     told["n_threads"] = torch.get_num_threads()
     told["runner"] = type(runner).__name__
     return told
+
+
+def worker_capture(worker: Any, what: str) -> bool:
+    """Runs in vLLM's worker: opens or closes the capture range; False without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    getattr(torch.cuda.profiler, what)()
+    return True
 
 
 if __name__ == "__main__":
