@@ -171,10 +171,14 @@ class Call:
 
     @staticmethod
     def clean_environment(
-        keep: Sequence[str] = (), private_home: Path | None = None
+        keep: Sequence[str] = (), private_home: Path | None = None, *, offline: bool = False
     ) -> dict[str, str]:
-        """The short environment for profiled and probed programs; OpError for a secret name."""
-        return environment.clean_environment(keep, private_home=private_home)
+        """The short environment for profiled and probed programs; OpError for a secret name.
+
+        ``offline`` tells libraries of the Hub to ask nobody, and to read no token file.
+        """
+        found = environment.clean_environment(keep, private_home=private_home)
+        return environment.OFFLINE | found if offline else found
 
     @staticmethod
     def benchmark_environment(allow: Sequence[str] = ()) -> dict[str, str]:
@@ -192,6 +196,14 @@ class Call:
     def secret_rule(words: Sequence[str]) -> str | None:
         """The rule that refuses a command line, or options and assignments; None: harmless."""
         return secrets.secret_argv(words)
+
+    @staticmethod
+    def search(paths: Sequence[Path]) -> None:
+        """Search files for known secrets; OpError names the variables, the files are removed.
+
+        ``save`` does so for artifacts; this is for what comes of them before.
+        """
+        secrets.scan_or_remove(paths, secrets.known_secrets(os.environ))
 
     @staticmethod
     def secret(name: str) -> str:
