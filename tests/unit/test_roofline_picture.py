@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fakes.checkpoints import LLAMA, in_memory, llama_tensors, rehydrate, write_model
 from helpers.records import make_draft, save_record
 from ikit_mcp.call import Settings
-from ikit_mcp.evidence.record import Device, EvidenceRecord, Identity, Model, metric
+from ikit_mcp.evidence.record import Device, Engine, EvidenceRecord, Identity, Model, metric
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.registry import MEASURES, Operation, OpError, Registry, operations_in
 from ikit_mcp.runner import Control, Runner
@@ -317,7 +317,7 @@ def test_no_proven_bytes_give_no_ceiling() -> None:
 def test_a_hostile_name_is_one_short_line_of_text(name: str) -> None:
     said = check(picture.draw(small_subject(model=name, source=name, doubt=name or None)))
     assert all("\n" not in text and "\u202e" not in text for text in said)
-    assert svg.width_of(said[0], 17) <= picture.WIDTH
+    assert svg.width_of(said[0], 17 * svg.BOLD) <= picture.WIDTH - 2 * picture.MARGIN
     assert "script" not in {e.tag for e in ElementTree.fromstring(
         picture.draw(small_subject(model=name))).iter()}  # fmt: skip
 
@@ -498,3 +498,21 @@ def test_many_benchmarks_stay_in_the_frame_and_too_many_are_refused(
     picture_of(home, ask(small, gpu_bw="100", benches=ids[:-1]))
     with pytest.raises(OpError, match="21 benches"):
         ask(small, gpu_bw="100", benches=ids)
+
+
+def test_a_verdict_is_never_cut_off_behind_a_long_engine_name(
+    ask: Ask, home: Path, small: Path
+) -> None:
+    draft = make_draft()
+    draft.identity.engine = Engine(name="W" * 300, version="模" * 90)
+    draft.identity.model = Model(id=str(small))
+    run = save_record(
+        home,
+        identity=draft.identity,
+        valid=None,
+        metrics=[metric("decode_tok_s", 123.5, "tok/s", "median")],
+    )
+    ceiling = ceiling_of(home, Device(name="A100"))
+    record = ask(small, gpu_bw=ceiling, benches=[run.evidence_id])
+    said = " ".join(texts(picture_of(home, record)))
+    assert "123.5 tok/s at 576, validity unknown, the bandwidth is of another device" in said

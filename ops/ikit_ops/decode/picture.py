@@ -96,7 +96,7 @@ def _heading(canvas: svg.Canvas, subject: Subject) -> tuple[float, list[str]]:
     """Model, conditions, bandwidth and doubts; the last baseline, and the lines."""
     counts, options = subject.counts, subject.options
     room = WIDTH - 2 * MARGIN
-    title = svg.fit(svg.clean(subject.model, 120), room, 17)
+    title = svg.fit(svg.clean(subject.model, 120), room, 17 * svg.BOLD)
     canvas.text(MARGIN, 38, title, "ink big")
     conditions = [
         f"weights {counts.dtype or 'none'}",
@@ -297,8 +297,9 @@ def _legend(canvas: svg.Canvas, subject: Subject, y: float) -> float:
         for number, point in enumerate(subject.points, 1)
     ]
     for text, style in lines:
-        y += 18
-        canvas.text(MARGIN, y, svg.fit(svg.clean(text, 300), room), style)
+        for row, line in enumerate(svg.wrap(svg.clean(text, 300), room - 18)[:2]):
+            y += 18 if not row else 15
+            canvas.text(MARGIN + 18 * row, y, line, style)
     return y
 
 
