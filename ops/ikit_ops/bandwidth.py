@@ -53,7 +53,7 @@ def measure_bandwidth(
     Raises:
         OpError: no such device, not enough memory, or no torch to measure a GPU with.
     """
-    found = choose(call.devices(), device)
+    found = host.choose_device(call.devices(), device)
     if found.id == "cpu":
         draft, resolved = _cpu(call, found, seconds, threads, size_bytes)
     else:
@@ -64,15 +64,6 @@ def measure_bandwidth(
         again = {**resolved, "seconds": min(LONGEST, 4 * seconds)}
         call.propose("measure_bandwidth", again, "a longer look finds a quieter stretch")
     return call.save(draft, resolved=resolved, reply=REPLY)
-
-
-def choose(there: list[Found], wanted: str) -> Found:
-    """The device that the argument means; OpError names what there is."""
-    for found in there:
-        if wanted in ("auto", found.id, found.uuid, found.id.split(":")[0]):
-            return found
-    known = ", ".join(found.id for found in there)
-    raise OpError(f"device {one_line(wanted, 60)!r} is not one device here", f"use one of: {known}")
 
 
 def _cpu(
@@ -234,7 +225,8 @@ def _summary(
         f"{what} {rate:.1f} GB/s" if rate is not None else f"{what} not sustained"
         for what, rate in (("read", read), ("copy", copy))
     ]
-    threads = f"{workload['threads']} threads, " if workload["threads"] else ""
+    count = workload["threads"]
+    threads = f"{count} thread{'s' if count > 1 else ''}, " if count else ""
     text = f"{name}: {', '.join(rates)} ({threads}{workload['size_bytes'] / 2**20:.0f} MiB"
     text += f", {workload['seconds']:g} s)"
     return text + (f"; {share:.0%} of the datasheet" if share is not None else "")

@@ -161,13 +161,13 @@ def test_more_memory_than_there_is_is_refused_before_anything_starts(
      ("cpu", "cpu"), ("0123456789abcdef", "cpu")],
 )  # fmt: skip
 def test_a_device_is_found_by_its_names(given: str, device: str) -> None:
-    assert bandwidth.choose([H200, OTHER, CPU], given).id == device
+    assert host.choose_device([H200, OTHER, CPU], given).id == device
 
 
 @pytest.mark.parametrize("given", ["cuda:7", "cuda:0,cuda:1", "", "rocm", "gpu\x1b[31m"])
 def test_a_device_that_is_not_one_is_refused_with_what_there_is(given: str) -> None:
     with pytest.raises(OpError) as refused:
-        bandwidth.choose([H200, OTHER, CPU], given)
+        host.choose_device([H200, OTHER, CPU], given)
     assert refused.value.next_step == "use one of: cuda:0, cuda:1, cpu"
     assert "\x1b" not in refused.value.what
 

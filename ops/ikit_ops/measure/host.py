@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ikit_mcp.call import Device, one_line
+from ikit_mcp.registry import OpError
+
 ROOT = Path("/")
 _BUSY = ("user", "nice", "system", "irq", "softirq")  # user holds guest time already
 
@@ -32,6 +35,19 @@ class Node:
     number: int
     cpus: tuple[int, ...]
     has_cpus: bool
+
+
+def choose_device(there: Sequence[Device], wanted: str) -> Device:
+    """The one device that a ``device`` argument means; OpError names what there is.
+
+    ``auto`` is the first; ``cpu``, ``cuda``, ``rocm`` are the first of their kind; else an id
+    (``cuda:1``) or a uuid.
+    """
+    for found in there:
+        if wanted in ("auto", found.id, found.uuid, found.id.split(":")[0]):
+            return found
+    known = ", ".join(found.id for found in there)
+    raise OpError(f"device {one_line(wanted, 60)!r} is not one device here", f"use one of: {known}")
 
 
 def usable_cpus() -> tuple[int, ...]:
