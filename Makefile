@@ -5,8 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PACKAGE_SOURCES := $(shell find ikit_mcp ops/ikit_ops -name '*.py' -o -name '*.json')
-
 
 .PHONY: demo test lint types unit wheel inspector bench generated clean
 

@@ -17,9 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "agent_examples" / "01_scripted_client"))
 
-import checkpoint
+from helpers.example import write_checkpoint
 
 PACKAGES = ("node@22", "@modelcontextprotocol/inspector@2.12.0")
 SECONDS = 600
@@ -73,7 +72,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        model = checkpoint.write(Path(folder) / "Llama-3.1-8B")
+        model = write_checkpoint(Path(folder) / "Llama-3.1-8B")
         listed = inspect(programs, home, "--method", "tools/list", "--strict")
         listed = listed.get("result", listed)
         names = [tool["name"] for tool in listed["tools"]]
