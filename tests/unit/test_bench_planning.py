@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,49 @@ def test_a_command_that_carries_a_key_is_refused(call: Call) -> None:
     with pytest.raises(OpError, match="looks like a secret") as caught:
         adapter.find(call, plan(command=("x", "--api-key", "abcdefgh12345678")))
     assert "abcdefgh" not in str(caught.value)
+
+
+# --- what each engine is asked, and what of it is compared with what it ran --------------------
+
+
+def test_requests_of_vllm_are_named_as_its_flags() -> None:
+    asked = adapter_named("vllm").requested(
+        plan(engine_args=(
+            "dtype=half", 'compilation_config={"cudagraph_mode": "FULL", "mode": 3}',
+            'attention_config={"backend": "x"}',
+        ))
+    )  # fmt: skip
+    assert asked == {"dtype": "half", "cudagraph_mode": "FULL"}
+    assert adapter_named("vllm").requested(plan(engine_args=("compilation_config=3",))) == {}
+
+
+def test_requests_of_llama_are_named_as_its_flags() -> None:
+    words = ("-t 4", "-fa on", "--cache-type-k q8_0", "--mlock")
+    asked = adapter_named("llamacpp").requested(plan(engine_args=words))
+    assert asked == {"n_threads": "4", "flash_attn": "on", "cache_type_k": "q8_0"}
+
+
+def test_a_command_gets_assignments_and_words_as_they_are() -> None:
+    told = adapter_named("cmd").options(plan(engine_args=("a=1", "b=[2", "--flag", 'c="x"')))
+    assert told == {"a": 1, "b": "[2", "2": "--flag", "c": "x"}
+    assert adapter_named("cmd").requested(plan(engine_args=("a=1",))) == {}
+
+
+def test_engines_with_a_local_model_are_kept_off_the_hub() -> None:
+    for name in ("vllm", "sglang"):
+        assert adapter_named(name).environment(plan())["HF_HUB_OFFLINE"] == "1"
+        assert "HF_HUB_OFFLINE" not in adapter_named(name).environment(plan(path=None))
+
+
+def test_llama_needs_a_gguf_file(tmp_path: Path) -> None:
+    adapter = adapter_named("llamacpp")
+    for path in (None, tmp_path):
+        with pytest.raises(OpError, match=r"needs a \.gguf file"):
+            adapter.config(plan(path=path), Found())
+    (tmp_path / "m.gguf").symlink_to(shared_gguf())
+    with pytest.raises(OpError, match="a link that ends outside"):
+        adapter.config(plan(path=tmp_path), Found())
+    (tmp_path / "m.gguf").unlink()
+    shutil.copy(shared_gguf(), tmp_path / "m.gguf")
+    config = adapter.config(plan(path=tmp_path), Found())
+    assert config["model"] == str(tmp_path / "m.gguf")

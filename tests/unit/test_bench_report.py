@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from helpers.bench import CPU, GPU, healthy, judged, plan, rounds
+from helpers.records import make_draft, make_provenance
 from ikit_mcp.call import Call, Settings
 from ikit_mcp.evidence import record as evidence
-from ikit_mcp.evidence.record import EvidenceRecord
-from ikit_mcp.registry import EXECUTES, load
+from ikit_mcp.evidence.record import EvidenceRecord, assemble
+from ikit_mcp.evidence.store import Store
+from ikit_mcp.registry import EXECUTES, OpError, load
 from ikit_ops.engines import adapter_named, beside, ceiling, report
 from ikit_ops.engines.adapter import Found
 from ikit_ops.engines.drive import Outcome, step_of
@@ -305,3 +307,57 @@ def test_each_phase_and_each_request_is_a_step() -> None:
     assert [s[0] for s in steps] == [0, 1, 4, 5, 5, 11, 0]
     assert {s[1] for s in steps} == {12}
     assert steps[2][2] == "warm-up 2 of 2" and steps[6][2] == "starting"
+
+
+# --- ceilings from records ---------------------------------------------------------------------
+
+
+def stored(home: Path, **changed: Any) -> str:
+    """Store a made-up record; its id."""
+    draft = make_draft(**changed)
+    with Store(home).stage() as stage:
+        return stage.commit(assemble(draft, make_provenance(), stage.artifacts)).evidence_id
+
+
+def test_a_bandwidth_of_other_threads_is_a_misfit_on_a_cpu_alone(call: Call) -> None:
+    drawn = stored(
+        call.settings.home, kind="ceiling", identity=evidence.Identity(workload={"threads": 4})
+    )
+    for threads, expected in ((1, 1), (4, 0), (None, 0)):
+        record = record_of()
+        record.raw["data"]["bandwidth"]["evidence_id"] = drawn
+        fitting = limit(record)
+        ceiling.find_mismatches(call, fitting, plan(GPU), MINE, {}, threads)
+        assert len(fitting.mismatches) == expected
+    assert "4 threads, the engine ran 1" not in str(fitting.mismatches)
+
+
+@pytest.mark.parametrize(
+    ("changed", "mismatches", "limitations"),
+    [
+        ({"valid": None}, 0, 1),
+        ({"metrics": [evidence.metric("ceiling_tok_s", None, "tok/s", "ceiling")]}, 1, 0),
+        ({"data": {"bandwidth": {"source": "user"}}}, 0, 1),
+        ({}, 0, 0),
+    ],
+)
+def test_doubts_about_a_ceiling_are_taken_over(
+    call: Call, changed: dict[str, Any], mismatches: int, limitations: int
+) -> None:
+    usual: dict[str, Any] = {
+        "kind": "roofline",
+        "identity": evidence.Identity(workload={"context": 576}),
+        "metrics": [evidence.metric("ceiling_tok_s", 200.0, "tok/s", "ceiling")],
+    }
+    given = stored(call.settings.home, **usual | changed)
+    fitting = ceiling.fitting_ceiling(call, plan(GPU), given)
+    assert fitting.parents == [given], "its context fits already"
+    assert len(fitting.mismatches) == mismatches and len(fitting.limitations) == limitations
+
+
+def test_a_ceiling_at_another_context_needs_the_operation(call: Call) -> None:
+    given = stored(
+        call.settings.home, kind="roofline", identity=evidence.Identity(workload={"context": 1})
+    )
+    with pytest.raises(OpError, match="roofline is not here"):
+        ceiling.fitting_ceiling(call, plan(GPU), given)

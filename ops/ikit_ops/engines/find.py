@@ -8,7 +8,6 @@ the caller of one call names, and running it is executing it.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -113,7 +112,6 @@ def find_program(name: str, python: str | None) -> str | None:
     return shutil.which(name)
 
 
-@functools.cache
 def is_gguf(path: Path) -> bool:
     """Whether the path is a GGUF file, or a folder that holds one."""
     if path.is_dir():
