@@ -377,7 +377,7 @@ def _plugin_of(entry: EntryPoint) -> Plugin:
     """The plug-in of an entry point; a distribution without readable metadata is unknown."""
     try:
         distribution, version = entry.dist.name, entry.dist.version  # type: ignore[union-attr]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError):  # by version of Python: no distribution, or no such field
         distribution = version = None
     return Plugin(entry.name, distribution or "unknown", version or "unknown")
 

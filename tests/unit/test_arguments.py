@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers import json_schema, schema_lint
@@ -332,6 +332,7 @@ def words_of(args: list[Arg], values: dict[str, Any]) -> list[str]:
         },
     )
 )
+@example({"text": "--", "words": ["--", "-x", "--", ""], "flag": False})
 def test_options_and_mcp_arguments_give_the_same_values(values: dict[str, Any]) -> None:
     assert from_words(ALL, words_of(ALL, values)) == parse(ALL, values, "acme")
 

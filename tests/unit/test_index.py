@@ -260,23 +260,17 @@ def test_damage_that_only_a_page_of_the_listing_meets_is_mended(tmp_path: Path) 
     assert set(ids(tmp_path)) == saved and set(ids(tmp_path)) == saved
 
 
-def test_a_journal_of_another_index_is_not_played_into_a_new_one(tmp_path: Path) -> None:
-    saved = {save_record(tmp_path, n).evidence_id for n in range(10)}
-    assert set(ids(tmp_path)) == saved
-    path, journal = tmp_path / "evidence" / index.NAME, tmp_path / "evidence" / index.JOURNAL
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA cache_size = 1")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("UPDATE details SET summary = 'changed'")
-    stale = journal.read_bytes()
-    connection.execute("ROLLBACK")
-    connection.close()
-    path.write_bytes(b"rubbish" * 1000)
-    journal.write_bytes(stale)
-    assert set(ids(tmp_path)) == saved
-    assert {row.summary for row in rows(tmp_path)} == {
-        f"record {n}: 123.5 tok/s" for n in range(10)
-    }
+def test_a_useless_index_goes_with_its_journal_or_not_at_all(tmp_path: Path) -> None:
+    path, journal = tmp_path / index.NAME, tmp_path / index.JOURNAL
+    path.write_bytes(b"rubbish")
+    journal.mkdir()  # what cannot be removed here could be played into a new index
+    index._remove(path)
+    assert path.exists()
+    journal.rmdir()
+    journal.write_bytes(b"stale")
+    index._remove(path)
+    assert os.listdir(tmp_path) == []
+    index._remove(path)
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "dangling"])

@@ -177,6 +177,16 @@ def test_any_changed_character_of_a_trusted_signature_is_found(home: Path) -> No
     assert Store(home).problems(record.evidence_id) == []
 
 
+def test_a_signature_that_is_written_another_way_is_wrong(home: Path) -> None:
+    _, key = keyed(home)
+    record = save_record(home, key=key)
+    [signed] = record.raw["signature"]["signatures"]
+    sig = signed["sig"]
+    other = sig[:-3] + {"A": "B", "Q": "R", "g": "h", "w": "x"}[sig[-3]] + "=="
+    assert base64.b64decode(other) == base64.b64decode(sig)
+    assert state(home, resigned(record, sig=other))["ok"] is False
+
+
 GOOD = {"keyid": "0123456789abcdef", "sig": "AAAA"}
 
 
