@@ -128,6 +128,8 @@ def _judge(
 ) -> Measured:
     """Everything that was seen, held against the gates."""
     result = outcome.result
+    result.flags = planning.without_secrets(call, result.flags)
+    result.requested_flags = planning.without_secrets(call, result.requested_flags)
     flags = result.flags or {}
     platform = result.platform or plan.platform
     if platform == "gpu":  # an engine that does not say whose

@@ -56,6 +56,10 @@ def main() -> None:
         print("progress 1%\rprogress 2%\r" + marked + "\n" + "x" * 100_000)
     elif word == "no-flags":
         target.write_text(json.dumps(result(config, flags=None)), encoding="utf-8")
+    elif word == "secret-flags":
+        flags = {"kernels": "own", "api_key": "made-up", "hf_token": "made-up", "tokenizer": "x",
+                 "extra": {"password": "made-up"}, "max_num_batched_tokens": 8192}  # fmt: skip
+        target.write_text(json.dumps(result(config, flags=flags)), encoding="utf-8")
     elif word == "vllm-eager":
         flags = {"enforce_eager": True, "cudagraph_mode": "NONE"}
         told = result(config, engine={"name": "vllm", "version": "0.33.0"}, platform="cuda",

@@ -73,6 +73,20 @@ def test_flags_of_an_engine_known_by_name_are_judged_by_its_rules(tmp_path: Path
     assert record.summary.startswith("INVALID as vllm's speed: CUDA graphs off")
 
 
+def test_flags_that_look_like_keys_are_left_out(tmp_path: Path) -> None:
+    record = bench(tmp_path, "secret-flags")
+    flags = record.get("data", "flags")
+    assert flags == {"kernels": "own", "max_num_batched_tokens": 8192, "tokenizer": "x"}
+
+
+def test_a_command_runs_where_its_caller_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(COMMAND).parent)
+    command = [sys.executable, Path(COMMAND).name, "file"]
+    assert run_here(tmp_path, model="m", engine="cmd", command=command).valid is True
+
+
 def test_a_result_counts_although_the_command_died_after_it(tmp_path: Path) -> None:
     record = bench(tmp_path, "result-then-death")
     assert record.valid is True

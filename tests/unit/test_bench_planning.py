@@ -138,6 +138,24 @@ def test_auto_takes_the_engine_that_can_read_the_model(call: Call, tmp_path: Pat
     assert adapter.name == "openai" and made.device is None and made.platform is None
 
 
+def test_an_interpreter_is_found_wherever_the_engine_will_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert planning.absolute("venv/bin/python") == str(tmp_path / "venv/bin/python")
+    assert planning.absolute("sh") == shutil.which("sh")
+    assert planning.absolute(None) is None
+
+
+def test_the_name_of_a_served_model_is_the_servers_whatever_lies_here(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    served = arguments(model="tiny", url="http://127.0.0.1:9/v1")
+    assert planning.make_plan(call, served)[1].path is None
+
+
 def test_auto_without_an_engine_says_what_it_looked_for(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -159,6 +177,9 @@ def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(call: Call) -> None:
         ({"engine": "vllm", "command": ["x"]}, "command is for engine=cmd"),
         ({"engine": "cmd", "api_key_env": "X"}, "api_key_env is for engine=openai"),
         ({"engine": "vllm", "device": "cuda:77"}, "not here"),
+        ({"engine": "cmd", "command": ["x"], "python": "/p"}, "no Python of its own"),
+        ({"model": str(Path.cwd()), "engine": "vllm", "revision": "main"}, "a local path"),
+        ({"engine": "vllm", "python": "no-such-python-here"}, "on PATH"),
     ],
 )
 def test_arguments_that_would_be_left_unused_are_refused(

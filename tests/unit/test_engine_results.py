@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,26 @@ def test_streamed_lines_that_are_no_json_or_tell_an_error_stop_the_run() -> None
         harness.parsed([(1.0, b"<html>")])
     with pytest.raises(harness.Stopped, match="out of memory"):
         harness.parsed([(1.0, b'{"error": "out of memory"}')])
+
+
+def test_an_engine_that_hangs_while_it_shuts_down_is_left_behind(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "import ikit_harness as h\n"
+        "h.SHUTDOWN_SECONDS = 0.2\n"
+        "class Hangs(h.Engine):\n"
+        "    def vocabulary(self): return 2048\n"
+        "    def generate(self, ids, n):\n"
+        "        return h.Generation(0.0, 1.0, 2.0, 3.0, n, tokens=[1] * n, cached=0)\n"
+        "    def describe(self): return {'flags': {}}\n"
+        "    def close(self): time.sleep(600)\n"
+        "h.main(Hangs)\n"
+    )
+    config = {"seed": 0, "prompt_len": 4, "gen_len": 4, "rounds": 2, "warmup": 1, "nonce": "n",
+              "round_offset": 0, "result_path": str(tmp_path / "result.json")}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    argv = [sys.executable, "-c", code, str(tmp_path / "config.json"), str(WORKERS)]
+    done = subprocess.run(argv, timeout=60, check=False)
+    assert done.returncode == 0
+    found = results.parse((tmp_path / "result.json").read_bytes())
+    assert len(found.rounds) == 2 and found.tokens == [1] * 4

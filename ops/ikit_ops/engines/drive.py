@@ -83,7 +83,8 @@ def drive(
             timeout=plan.timeout,
             grace=GRACE,
             env=environment,
-            cwd=folder,
+            # A caller's command is meant where the caller is; an engine may litter its own.
+            cwd=folder if adapter.worker else None,
             stdout_path=output,
             stderr_path=log,
             byte_cap=LOG_CAP,

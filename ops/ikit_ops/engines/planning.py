@@ -8,7 +8,9 @@ that are not running.
 
 from __future__ import annotations
 
+import json
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,16 @@ def make_plan(call: Call, arguments: Mapping[str, Any]) -> tuple[Adapter, Plan]:
     args = dict(arguments)
     engine_args = tuple(args["engine_args"] or ())
     _refuse_secrets(call, engine_args)
+    args["python"] = absolute(args["python"])
     path = existing(args["model"])
     adapter = choose(call, args, path)
+    if adapter.name == "openai":
+        path = None  # the name is the server's, whatever lies here under the same
+    if path is not None and args["revision"] is not None:
+        raise OpError(
+            "revision was given, but the model is a local path",
+            "leave revision out, or give the Hub id",
+        )
     if path is None and adapter.name not in _THREADLESS:
         _refuse_lost_path(args["model"])
     asked = args["device"] or "auto"
@@ -97,6 +107,29 @@ def _refuse_secrets(call: Call, engine_args: Sequence[str]) -> None:
             f"engine_args was refused: {rule} looks like a secret",
             "give keys by the name of a variable (api_key_env)",
         )
+
+
+def absolute(python: str | None) -> str | None:
+    """The interpreter by its full path: the engine runs in another folder."""
+    if python is None:
+        return None
+    if "/" in python or "\\" in python:
+        return str(Path(python).expanduser().absolute())
+    found = shutil.which(python)
+    if found is None:
+        raise OpError(f"there is no {one_line(python, 80)} on PATH", "give its full path")
+    return found
+
+
+def without_secrets(call: Call, flags: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An engine's flags less those whose name or value looks like a secret."""
+    if flags is None:
+        return None
+    return {
+        name: value
+        for name, value in flags.items()
+        if call.secret_rule([f"{name}={json.dumps(value)}"]) is None
+    }
 
 
 def existing(model: str) -> Path | None:
@@ -150,6 +183,8 @@ def _refuse_idle(adapter: Adapter, args: Mapping[str, Any]) -> None:
             raise OpError(
                 f"{name} is for engine={owner}, not for {adapter.name}", f"leave {name} out"
             )
+    if args["python"] and adapter.name in _THREADLESS:
+        raise OpError(f"engine={adapter.name} runs no Python of its own", "leave python out")
 
 
 def _probe(args: Mapping[str, Any]) -> Plan:

@@ -388,11 +388,12 @@ class Connection:
             answer = connection.getresponse()
             if answer.status != 200:
                 raise Refused(answer.status, refusal(answer))
-            lines = []
-            while True:
-                line = answer.readline(MAX_LINE)
-                if not line:
-                    break
+            lines: list[tuple[float, bytes]] = []
+            size = 0
+            while line := answer.readline(MAX_LINE):
+                size += len(line)
+                if size > MAX_ANSWER:
+                    raise Stopped(f"the server streamed more than {MAX_ANSWER >> 20} MiB")
                 if line.startswith(b"data:"):
                     lines.append((time.monotonic(), line[5:].strip()))
             return start, lines, time.monotonic()
