@@ -29,7 +29,7 @@ from ikit_ops.engines.replay import replay
 from ikit_ops.engines.result import parse
 
 FAKES = Path(__file__).parents[1] / "fakes"
-SMALL: dict[str, Any] = {"prompt_len": 48, "gen_len": 24, "rounds": 3, "threads": 1}
+SMALL: dict[str, Any] = {"prompt_len": 48, "gen_len": 64, "rounds": 3, "threads": 1}
 
 
 def bench(home: Path, **arguments: Any) -> EvidenceRecord:
@@ -54,7 +54,7 @@ def test_every_round_has_exact_counts_stamps_and_no_cached_token(record: Evidenc
     rounds = record.get("data", "rounds")
     assert [row["index"] for row in rounds] == [0, 1, 2]
     for row in rounds:
-        assert (row["gen_tokens"], row["prompt_tokens"], row["cached_tokens"]) == (24, 48, 0)
+        assert (row["gen_tokens"], row["prompt_tokens"], row["cached_tokens"]) == (64, 48, 0)
         assert row["finish_reason"] == "length"
         assert 0 < row["ttft_ms"] < row["total_ms"]
         assert row["t_start"] < row["t_end"]
@@ -76,7 +76,7 @@ def test_flags_are_those_that_the_server_says_it_runs(record: EvidenceRecord) ->
     flags = record.get("data", "flags")
     assert flags["n_threads"] == 1 and flags["flash_attn"] is True
     assert flags["cache_type_k"] == flags["cache_type_v"] == "f16"
-    assert flags["n_ctx"] >= 72 and flags["model_ftype"] == "F16"
+    assert flags["n_ctx"] >= 112 and flags["model_ftype"] == "F16"
     assert record.get("identity", "workload", "threads") == 1
     assert record.get("identity", "model", "id") == str(shared_gguf())
 
@@ -203,7 +203,7 @@ def test_the_ceiling_is_asked_again_at_the_context_that_was_decoded(tmp_path: Pa
     parents = record.get("provenance", "parents")
     assert parents[0] == given.evidence_id and len(parents) == 2
     ceiling = record.get("data", "ceiling")
-    assert ceiling["context"] == 48 + 12 and ceiling["mismatches"] == []
+    assert ceiling["context"] == 48 + 32 and ceiling["mismatches"] == []
     share = record.metric("pct_of_ceiling")
     rate = record.metric("decode_tok_s")
     assert share is not None and rate is not None
@@ -213,7 +213,7 @@ def test_the_ceiling_is_asked_again_at_the_context_that_was_decoded(tmp_path: Pa
 
 
 def test_a_rate_above_the_ceiling_is_a_violation(tmp_path: Path) -> None:
-    given = roofline(tmp_path, gpu_bw="0.01", context=60)
+    given = roofline(tmp_path, gpu_bw="0.01", context=80)
     record = bench(tmp_path, roofline=given.evidence_id)
     assert record.valid is False
     assert any("is above the ceiling of" in line for line in record.get("gates", "violations"))
@@ -337,7 +337,7 @@ def test_an_installed_llama_bench_brings_its_own_rounds(tmp_path: Path) -> None:
     record = bench(tmp_path / "home", python=str(tool), engine="llamacpp")
     assert record.valid is True
     assert len(record.get("data", "rounds")) == 3
-    rate = 1e9 / 15880695 * 24  # n / t of the recorded sample
+    rate = 1e9 / 15880695 * 64  # n / t of the recorded sample
     assert record.metric("decode_tok_s") == pytest.approx(rate, rel=1e-6)
     assert "llama-bench" in record.get("data", "timing", "definition")
     assert record.get("data", "flags", "n_depth") == 48

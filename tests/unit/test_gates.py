@@ -68,6 +68,9 @@ COMMON: list[tuple[str, Any, tuple[str, str], str]] = [
     ("own clock", lambda s: result(s, rounds=[
         msgspec.structs.replace(r, engine_decode_ms=1200.0) for r in s.result.rounds]),
      ("timing", "warning"), "the engine's own clock"),
+    ("wrong clock", lambda s: result(s, rounds=[
+        msgspec.structs.replace(r, engine_decode_ms=5000.0) for r in s.result.rounds]),
+     ("timing", "violation"), "the engine's own clock"),
     ("failed", lambda s: result(s, failed_rounds=[{"index": 1, "why": "x"}]),
      ("rounds", "warning"), "1 of 3"),
     ("ceiling", lambda s: replace(s, ceiling_tok_s=50.0), ("ceiling", "violation"), "above the"),

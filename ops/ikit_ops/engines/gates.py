@@ -26,6 +26,9 @@ from ikit_ops.engines.result import WorkerResult, median
 
 State = Literal["ok", "warning", "violation", "unknown"]
 TIMING_TOLERANCE = 0.03
+WRONG_CLOCK = 1.5
+"""How far stamps and the engine's own clock may be apart before one of them is wrong."""
+ENGINE_CLOCK = "the engine's own clock"
 FIRST_ROUND_TOLERANCE = 0.10
 DRIFT_TOLERANCE = 0.05
 CEILING_TOLERANCE = 0.02
@@ -342,19 +345,20 @@ def timing(seen: Seen) -> list[Check]:
         return [Check("timing", "unknown", text, required=True)]
     others = {
         "two calls": seen.result.two_call.decode_tok_s if seen.result.two_call else None,
-        "the engine's own clock": median([row.engine_rate() for row in seen.result.rounds]),
+        ENGINE_CLOCK: median([row.engine_rate() for row in seen.result.rounds]),
         "the command's own figure": median([row.decode_tok_s for row in seen.result.rounds]),
     }
-    found = [
-        Check(
-            "timing",
-            "warning",
+    found = []
+    for how, other in others.items():
+        if other is None or abs(other / ours - 1) <= TIMING_TOLERANCE:
+            continue
+        text = (
             f"timing_disagreement: {ours:.1f} tok/s by token stamps, {other:.1f} by {how} "
-            f"({other / ours - 1:+.1%})",
+            f"({other / ours - 1:+.1%})"
         )
-        for how, other in others.items()
-        if other is not None and abs(other / ours - 1) > TIMING_TOLERANCE
-    ]
+        apart = max(other / ours, ours / other)
+        wrong = how == ENGINE_CLOCK and apart > WRONG_CLOCK
+        found.append(Check("timing", "violation" if wrong else "warning", text))
     return found or [Check("timing", "ok")]
 
 
