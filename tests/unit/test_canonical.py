@@ -48,7 +48,7 @@ def test_a_record_hashes_the_same_after_any_writer_and_our_reader(value: dict[st
         assert canonical.evidence_id(canonical.parse(text.encode("utf-8"))) == there  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=6), st.data())
 def test_what_reads_as_plain_is_what_the_long_way_reads(
     value: dict[str, Any], data: st.DataObject

@@ -485,9 +485,9 @@ def test_ids_are_completed_newest_first(tmp_path: Path) -> None:
 
 
 def walk(home: Path, offset: int, limit: int, between: Callable[[], None]) -> list[str]:
-    """Follow the pages to the end, or for 40 pages; ``between`` happens after each."""
+    """Follow the pages to the end, or for 18 pages; ``between`` happens after each."""
     wanted, shown = EVERYTHING, []
-    for _ in range(40):
+    for _ in range(18):
         with index.opened(Store(home)) as connection:
             found, after = index.page(connection, wanted, offset, limit)
         shown += [row.evidence_id for row in found]
