@@ -334,5 +334,6 @@ _UNSAFE |= dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range
 
 def one_line(text: str, limit: int = MAX_TEXT) -> str:
     """Text from outside as one line without control or bidirectional characters, cut to size."""
-    line = " ".join(text[: limit * 8].translate(_UNSAFE).split())
+    kept = text[: limit * 8].encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+    line = " ".join(kept.translate(_UNSAFE).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import re
+import sqlite3
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -61,9 +62,13 @@ class Resources:
         return t.ListResourcesResult(resources=resources, next_cursor=following)
 
     def _page(self, cursor: str | None) -> tuple[list[index.Row], str | None]:
+        """Lines from the records themselves: what is damaged says so, not what it once said."""
         until, offset = _decoded(cursor)
-        with index.opened(self._store) as connection:
-            rows, more = index.page(connection, index.Filter(until=until), offset, PAGE)
+        store = self._store
+        rows, more = index.ask(
+            store, lambda found: index.page(found, index.Filter(until=until), offset, PAGE)
+        )
+        rows = [index.row_of(store.load(row.evidence_id)) for row in rows]
         return rows, None if more is None else _encoded(*more)
 
     async def templates(
@@ -156,8 +161,11 @@ class Resources:
         )
 
     def _ids(self, prefix: str) -> list[str]:
-        with index.opened(self._store) as connection:
-            return list(index.ids_with_prefix(connection, prefix, COMPLETIONS + 1))
+        def question(found: sqlite3.Connection) -> list[str]:
+            """The ids of one prefix."""
+            return list(index.ids_with_prefix(found, prefix, COMPLETIONS + 1))
+
+        return index.ask(self._store, question)
 
 
 def _is_text(media_type: str) -> bool:
