@@ -139,13 +139,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._line("[DONE]")
 
     def _llama(self, body: dict[str, Any]) -> None:
-        """llama.cpp's own stream; ``held`` keeps tokens back as unfinished characters are."""
-        count, mode = int(body["n_predict"]), self.fake.mode
-        held = 2 if mode == "held" and count > 2 else 0
-        for number in range(1 + held, count + 1):
+        """llama.cpp's own stream."""
+        count = int(body["n_predict"])
+        for number in range(1, count + 1):
             self._line({"content": "w", "tokens": [number], "tokens_predicted": number})
-        if mode == "cut":
-            return
         timings = {"cache_n": 0, "predicted_ms": 1.0, "predicted_n": count}
         self._line(
             {"content": "", "stop": True, "stop_type": "limit", "tokens_predicted": count,

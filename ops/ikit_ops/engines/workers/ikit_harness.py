@@ -215,13 +215,10 @@ class Session:
     def rounds(self) -> list[dict[str, Any]]:
         """The timed requests; a failed one ends the run, or is noted with ``keep_going``."""
         total, rows, failed = self.config["rounds"], [], []
-        prompts = [  # made before the clock runs
-            self.ids("round:" + str(number + self.config["round_offset"]))
-            for number in range(total)
-        ]
         with Capture(self.engine, self.config, self.result):
-            for number, ids in enumerate(prompts):
+            for number in range(total):
                 index = number + self.config["round_offset"]
+                ids = self.ids(f"round:{index}")  # before the clock runs
                 self.enter("round", number, total)
                 try:
                     made = self.engine.generate(ids, self.config["gen_len"])
