@@ -8,9 +8,6 @@ the engine, a video latent with the frames in the channels' place is a forgotten
 from __future__ import annotations
 
 import math
-import struct
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 
 from ikit_ops.clips.reader import DumpReader
@@ -21,6 +18,7 @@ from ikit_ops.clips.recorder import (
     latent_keys,
     stream_of,
 )
+from ikit_ops.clips.vectors import vectors
 
 RANKS = {"video": 5, "audio": 4}
 SCAN_BYTES = 1 << 18
@@ -118,27 +116,11 @@ def non_finite(reader: DumpReader) -> list[str]:
 
 
 def _is_finite(reader: DumpReader, name: str) -> bool:
-    """By the sum, which one NaN or infinity makes non-finite, and which no sum of these can be."""
-    buffer = memoryview(bytearray(SCAN_BYTES))
+    ops, buffer = vectors(), memoryview(bytearray(SCAN_BYTES))
     start, size, dtype = 0, reader.nbytes(name), reader.dtype(name)
     while start < size:
         count = reader.read_into(name, start, buffer)
-        if not math.isfinite(sum(floats(buffer[:count], dtype))):
+        if not ops.finite(ops.floats(buffer[:count], dtype)):
             return False
         start += count
     return True
-
-
-def floats(data: memoryview, dtype: str) -> Sequence[float]:
-    """Little-endian F32, BF16 or F16 bytes as numbers, by the standard library alone."""
-    if dtype == "F16":
-        return struct.unpack(f"<{len(data) // 2}e", data)
-    if dtype == "BF16":  # the upper half of a float32
-        wide = bytearray(2 * len(data))
-        wide[2::4], wide[3::4] = data[0::2], data[1::2]
-        data = memoryview(wide)
-    values = array("f")
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

@@ -1,0 +1,91 @@
+"""What the worker does with each clip: its noise, its replay, perhaps its pixels.
+
+A clip that cannot be read or replayed says why and does not stop the others: the dumps come
+from the engine that is being checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ikit_ops.clips.engine import noise
+from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.recorder import StepDumpError
+
+
+def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
+    """``{"clips": {index: {noise, steps, candidates, schedule, shapes, problem}}, ...}``."""
+    reference, problem = None, None
+    if config.get("reference"):
+        from ikit_ops.clips.engine import pipelines
+        from ikit_ops.clips.engine.replay import Reference
+
+        progress.tell("loading the reference")
+        try:
+            reference = Reference(
+                Path(config["reference"]), config["device"], config.get("recipe") or {}
+            )
+        except (pipelines.ModelError, OSError, ValueError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+    found: dict[str, Any] = {}
+    for number, clip in enumerate(config["clips"]):
+        progress.done = number
+        progress.tell(f"clip {number + 1}")
+        found[str(clip["index"])] = _clip(clip, config, reference, progress)
+    return {
+        "clips": found,
+        "problem": problem,
+        "passes": reference.passes if reference is not None else 0,
+        "model": reference.identity() if reference is not None else None,
+    }
+
+
+def _clip(
+    clip: Mapping[str, Any], config: Mapping[str, Any], reference: Any, progress: Any
+) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    try:
+        with DumpReader(clip["dump"]) as reader:
+            first = {name: reader.get(f"step.0.{name}.x") for name in reader.streams}
+            made["noise"] = _noise(first, clip["request"])
+            if reference is not None and clip["steps"]:
+                made |= _replay(reader, clip, config, reference, progress)
+            if reference is not None and config.get("decode") and clip["steps"]:
+                from ikit_ops.clips.engine import pixels
+
+                progress.tell("decoding")
+                made["clip"] = pixels.compare(reference, reader, clip)
+    except (StepDumpError, ValueError, RuntimeError, IndexError) as error:
+        made["problem"] = f"{type(error).__name__}: {error}"[:600]
+    return made
+
+
+def _noise(first: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    seed = request.get("noise_seed")
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        return {"ok": None, "detail": "the request names no noise_seed"}
+    ok, detail = noise.check(first, request)
+    return {"ok": ok, "detail": detail}
+
+
+def _replay(
+    reader: DumpReader, clip: Mapping[str, Any], config: Mapping[str, Any], reference: Any,
+    progress: Any,
+) -> dict[str, Any]:  # fmt: skip
+    from ikit_ops.clips.engine import pipelines
+    from ikit_ops.clips.engine.replay import Replay
+
+    wanted = pipelines.shapes(reference.pipe, clip["request"])
+    there = {name: reader.shape(f"final.{name}") for name in reader.streams}
+    if there != wanted:
+        return {"shapes": {name: list(shape) for name, shape in wanted.items()}}
+    replay = Replay(reader, reference, clip["request"], clip["steps"], progress.tell)
+    done = replay.run(config.get("others") or ())
+    return {
+        "steps": [step.to_json() for step in done.steps],
+        "candidates": [vars(candidate) for candidate in done.candidates],
+        "schedule": done.schedule,
+        "shapes": {name: list(shape) for name, shape in done.shapes.items()},
+    }

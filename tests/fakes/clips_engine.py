@@ -1,0 +1,270 @@
+"""Engines, honest and not: a diffusers pipeline with one thing changed, and its recorded steps.
+
+Only Pythons with torch and diffusers import this.  Each variant is what some real engine does, in
+the fewest lines; the dump's request always claims what was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ikit_ops.clips.engine import pipelines
+from ikit_ops.clips.engine.hook import RecorderSink, RecordingFlowMatchEuler
+from ikit_ops.clips.recorder import StepRecorder, request_of
+
+RECIPE = {"negative_prompt": "blue kite waits", "max_sequence_length": 24}
+NEGATIVE = RECIPE["negative_prompt"]
+
+
+def request(seed: int = 0, **changed: Any) -> dict[str, Any]:
+    """A request that the small LTX was made for: 192 tokens, 12 steps."""
+    given = {
+        "task": "t2v", "prompt": "red kite rises", "width": 256, "height": 192, "num_frames": 9,
+        "fps": 24, "steps": 12, "guidance_scale": 3.0, "seed": seed, "audio": False,
+    }  # fmt: skip
+    return request_of({**given, **changed})
+
+
+def serve(
+    pipe: Any, asked: Mapping[str, Any], dumps: Path, mp4: bytes | None = None,
+    variant: str = "fp32", recipe: Mapping[str, Any] = RECIPE,
+) -> Path:  # fmt: skip
+    """Make a clip's steps with the variant and write its dump; the dump's path."""
+    shapes, kinds = pipelines.shapes(pipe, asked), pipelines.dtypes(pipe)
+    data = mp4 if mp4 is not None else repr((variant, sorted(asked.items()))).encode()
+    used = dict(asked)
+    if variant == "wrong seed":
+        used["noise_seed"] += 1
+    changed = ARGUMENTS.get(variant, {})
+    arguments = {**pipelines.arguments(pipe, used, recipe), **changed}
+    if "guidance factor" in arguments:
+        arguments["guidance_scale"] *= arguments.pop("guidance factor")
+    own = pipe.scheduler
+    streams = {name: (shape, kinds[name]) for name, shape in shapes.items()}
+    with StepRecorder(asked, dumps, streams=streams) as recorder:
+        sink = RecorderSink(recorder, pipelines.unpackers(pipe, asked))
+        pipe.scheduler = RecordingFlowMatchEuler.of(own, sink)
+        generator = torch.Generator("cpu").manual_seed(used["noise_seed"])
+        with torch.no_grad(), changed_by(pipe, variant, asked["steps"]):
+            pipe(**arguments, generator=generator, output_type="latent")
+        pipe.scheduler = own
+        return recorder.save(hashlib.sha256(data).hexdigest())
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "cfg x1.02": {"guidance factor": 1.02},
+    "cfg x1.1": {"guidance factor": 1.1},
+    "no cfg": {"guidance factor": 1 / 3},
+    "dropped negative": {"negative_prompt": ""},
+    "stale prompt": {"prompt": "gold kite falls"},
+}
+
+HONEST = ("fp32", "separate passes", "int8 weights", "bf16", "fp16")
+DISHONEST = {
+    "reuse 2": "step_reuse", "reuse 3": "step_reuse", "one reused": "step_reuse",
+    "cfg x1.02": "guidance", "cfg x1.1": "guidance", "no cfg": "guidance",
+    "cfg off late": "guidance", "dropped negative": "conditioning",
+    "stale prompt": "conditioning", "skipped block": "wrong_model", "sigma_next": "timestep",
+    "w8a8": "low_precision", "fp8": "low_precision", "int4": "low_precision",
+    "wrong seed": "noise", "first block cache": "step_caching", "uncond cached": "step_caching",
+    "extrapolated": "step_reuse",
+}  # fmt: skip
+
+
+@contextmanager
+def changed_by(pipe: Any, variant: str, steps: int) -> Any:
+    """Run the body with the pipeline changed as the variant says, and put it back after."""
+    transformer = pipe.transformer
+    saved = {name: value.clone() for name, value in transformer.state_dict().items()}
+    forward, blocks = transformer.forward, transformer.transformer_blocks
+    handles: list[Any] = []
+    if variant in FORWARDS:
+        transformer.forward = FORWARDS[variant](forward, steps)
+    elif variant == "skipped block":
+        kept = [block for n, block in enumerate(blocks) if n != 2]
+        transformer.transformer_blocks = torch.nn.ModuleList(kept)
+    elif variant == "first block cache":
+        from diffusers.hooks import FirstBlockCacheConfig
+
+        transformer.enable_cache(FirstBlockCacheConfig(threshold=0.25))
+    elif variant in WEIGHTS:
+        for module in linears(transformer.transformer_blocks if variant == "int4" else transformer):
+            module.weight.data = WEIGHTS[variant](module.weight.data)
+    if variant in ("w8a8", "fp8"):
+        quantise = int8_tensor if variant == "w8a8" else fp8
+        for module in linears(transformer):
+            handles.append(
+                module.register_forward_pre_hook(lambda _m, args, q=quantise: (q(args[0]),))
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        if variant == "first block cache":
+            transformer.disable_cache()
+        transformer.transformer_blocks = blocks
+        transformer.load_state_dict(saved)
+        if "forward" in vars(transformer) and variant in FORWARDS:
+            del transformer.forward
+
+
+def linears(transformer: Any) -> list[Any]:
+    """All linear layers."""
+    return [m for m in transformer.modules() if isinstance(m, torch.nn.Linear)]
+
+
+def int8_rows(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to int8 with a scale for each row."""
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
+    return (values / scale).round() * scale
+
+
+def int8_tensor(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to int8 with one scale, for a calibrated range half as large again."""
+    scale = 1.5 * values.abs().amax().clamp_min(1e-8) / 127
+    return (values / scale).round() * scale
+
+
+def int4_groups(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to int4 with a scale for each group of 32."""
+    groups = values.reshape(-1, 16)
+    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 7
+    return ((groups / scale).round().clamp(-8, 7) * scale).reshape(values.shape)
+
+
+def fp8(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to float8 e4m3 with one scale."""
+    scale = values.abs().amax().clamp_min(1e-8) / 448
+    return (values / scale).to(torch.float8_e4m3fn).to(values.dtype) * scale
+
+
+WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "int8 weights": int8_rows, "w8a8": int8_rows, "fp8": fp8, "int4": int4_groups,
+}  # fmt: skip
+Forward = Callable[..., Any]
+
+
+def reuse(every: int) -> Callable[[Forward, int], Forward]:
+    """Run the network on every n-th step only."""
+
+    def make(forward: Forward, steps: int) -> Forward:
+        kept: list[Any] = []
+
+        def run(**given: Any) -> Any:
+            if len(kept) % every == 0:
+                kept.append(forward(**given))
+            else:
+                kept.append(kept[-1])
+            return kept[-1]
+
+        return run
+
+    return make
+
+
+def one_reused(forward: Forward, steps: int) -> Forward:
+    """Skip the network in one step."""
+    kept: list[Any] = []
+
+    def run(**given: Any) -> Any:
+        kept.append(kept[-1] if len(kept) == steps // 2 else forward(**given))
+        return kept[-1]
+
+    return run
+
+
+def extrapolated(forward: Forward, steps: int) -> Forward:
+    """Skip the network on every second step, and go on in a straight line."""
+    kept: list[torch.Tensor] = []
+
+    def run(**given: Any) -> Any:
+        if len(kept) > 2 and len(kept) % 2:
+            kept.append(2 * kept[-1] - kept[-2])
+        else:
+            kept.append(forward(**given)[0])
+        return (kept[-1],)
+
+    return run
+
+
+def uncond_cached(forward: Forward, steps: int) -> Forward:
+    """Run the unconditional pass on every second step only."""
+    kept: list[Any] = []
+
+    def run(**given: Any) -> Any:
+        out = forward(**given)[0]
+        unconditional, conditional = out.chunk(2)
+        if len(kept) % 2:
+            unconditional = kept[-1]
+        kept.append(unconditional)
+        return (torch.cat([unconditional, conditional]),)
+
+    return run
+
+
+def cfg_off_late(forward: Forward, steps: int) -> Forward:
+    """No guidance in the second half."""
+    count = [0]
+
+    def run(**given: Any) -> Any:
+        out = forward(**given)[0]
+        count[0] += 1
+        if count[0] > steps // 2:
+            out = torch.cat([out.chunk(2)[1]] * 2)
+        return (out,)
+
+    return run
+
+
+def separate(forward: Forward, steps: int) -> Forward:
+    """The two passes one after the other, not in one batch."""
+
+    def run(**given: Any) -> Any:
+        names = ("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask")
+        outs = [
+            forward(**{**given, **{name: given[name].chunk(2)[half] for name in names}})[0]
+            for half in (0, 1)
+        ]
+        return (torch.cat(outs),)
+
+    return run
+
+
+def next_time(forward: Forward, steps: int) -> Forward:
+    """The network is told the level that the step goes to."""
+    told: list[Any] = []
+
+    def run(**given: Any) -> Any:
+        levels = SCHEDULE[0]
+        step = len(told)
+        told.append(step)
+        time = torch.full_like(given["timestep"], 1000 * levels[step + 1])
+        return forward(**{**given, "timestep": time})
+
+    return run
+
+
+SCHEDULE: list[list[float]] = [[]]
+
+
+def bf16_time(forward: Forward, steps: int) -> Forward:
+    """The time is rounded to bfloat16 on its way."""
+
+    def run(**given: Any) -> Any:
+        return forward(**{**given, "timestep": given["timestep"].bfloat16().float()})
+
+    return run
+
+
+FORWARDS: dict[str, Callable[[Forward, int], Forward]] = {
+    "reuse 2": reuse(2), "reuse 3": reuse(3), "one reused": one_reused,
+    "uncond cached": uncond_cached, "cfg off late": cfg_off_late, "separate passes": separate,
+    "sigma_next": next_time, "bf16 time": bf16_time, "extrapolated": extrapolated,
+}  # fmt: skip
