@@ -28,6 +28,10 @@ HARMLESS = frozenset(
     {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
 )
 """Reasons for a clock that are not a slowdown."""
+MARK_SECONDS = 1.0
+"""The least time between two marks of one phase: reading everything costs milliseconds."""
+LATE = 0.2
+"""How long after its beginning a round may be noticed, in seconds."""
 
 
 class Watch:
@@ -40,6 +44,7 @@ class Watch:
             telemetry = Telemetry(sources_for(plan.device))
         self._telemetry = telemetry
         self._marks: list[float] = []
+        self._phase = ""
         self._ours: set[int] = {os.getpid()}
 
     def __enter__(self) -> Watch:
@@ -59,9 +64,11 @@ class Watch:
             self._marks.append(time.monotonic())
 
     def entered(self, phase: str) -> None:
-        """The engine is in another phase: note the counters, and which processes are ours."""
-        if self._telemetry is not None:
-            self._marks.append(self._telemetry.mark())
+        """The engine began a phase or a round: note the counters, and which processes are ours."""
+        if phase == self._phase and time.monotonic() - self._marks[-1] < MARK_SECONDS:
+            return
+        self._phase = phase
+        self._marks.append(time.monotonic() if self._telemetry is None else self._telemetry.mark())
         self._ours |= _our_processes()
 
     def beside(self, result: WorkerResult, platform: str | None) -> Beside:
@@ -98,12 +105,16 @@ class Watch:
         return (max(before) - 0.1 if before else None), (min(after) if after else None)
 
     def _by_round(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
-        """Telemetry of each round that has times."""
+        """Telemetry of each round that has times: what was seen while it ran.
+
+        Counters are compared between marks, so that a CPU's share is known for rounds that
+        are long enough to have two.
+        """
         if self._telemetry is None:
             return []
         return [
             {"index": row.index}
-            | self._telemetry.summary(row.t_start - self._offset, row.t_end - self._offset)
+            | self._telemetry.summary(row.t_start - self._offset, row.t_end - self._offset + LATE)
             for row in rounds
             if row.t_start is not None and row.t_end is not None
         ]
@@ -125,7 +136,7 @@ class Watch:
         if self._telemetry is None:
             return None
         found = self._telemetry.summary(*self._stretch(result.rounds))
-        rows = [row for row in self._by_round(result.rounds) if row.get("gpu")]
+        rows = [row for row in self._by_round(result.rounds) if row.get("gpu") or row.get("cpu")]
         return {**found, "rounds": rows, "missing": self._telemetry.missing}
 
     def peak_bytes(self, outcome: Outcome, platform: str | None) -> int | None:

@@ -66,8 +66,9 @@ def drive(
 ) -> Outcome:
     """Run the engine's worker to its end.
 
-    ``on_phase`` hears of each phase, in another thread, soon after it began.  OpError names
-    the phase, the reason and the last lines of the log when the worker left no result.
+    ``on_phase`` hears of each phase and of each round, in another thread, soon after it
+    began.  OpError names the phase, the reason and the last lines of the log when the worker
+    left no result.
     """
     folder = call.folder / f"bench-{plan.nonce}"
     folder.mkdir(mode=0o700)
@@ -140,14 +141,12 @@ class _Watcher:
     def watch(self) -> None:
         """Look at the progress file until the run has ended, or the call was cancelled."""
         started, told_at, last = time.monotonic(), 0.0, ""
-        phase = None
         while not self.stop.wait(LOOK_SECONDS):
             told = progress_of(self.path)
-            if told.get("phase") != phase:
-                phase = told.get("phase")
-                self.on_phase(str(phase))
             key, now = json.dumps(told), time.monotonic()
-            if key == last and now - told_at < HEARTBEAT_SECONDS:
+            if key != last:
+                self.on_phase(str(told.get("phase")))
+            elif now - told_at < HEARTBEAT_SECONDS:
                 continue
             last, told_at = key, now
             done, total, what = step_of(told, self.plan)
