@@ -92,6 +92,14 @@ def test_a_backend_that_was_asked_for_and_not_used_is_a_violation(
 
 
 @pytest.mark.usefixtures("one_process")
+def test_speculative_decoding_is_a_violation(python: str, model: Path, tmp_path: Path) -> None:
+    drafts = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}'
+    engine_args = [*EAGER, f"speculative_config={drafts}"]
+    record = bench(tmp_path, python, model, engine_args=engine_args)
+    assert any("speculative decoding" in line for line in record.get("gates", "violations"))
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_repeated_prompt_with_the_cache_on_is_a_violation(
     python: str, model: Path, tmp_path: Path
 ) -> None:

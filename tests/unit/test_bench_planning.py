@@ -363,3 +363,8 @@ def test_llama_needs_a_gguf_file(tmp_path: Path) -> None:
     shutil.copy(shared_gguf(), tmp_path / "m.gguf")
     config = adapter.config(plan(path=tmp_path), Found())
     assert config["model"] == str(tmp_path / "m.gguf")
+    shutil.copy(shared_gguf(), tmp_path / "other.gguf")
+    with pytest.raises(OpError, match="2 GGUF models"):
+        adapter.config(plan(path=tmp_path), Found())
+    (tmp_path / "model.safetensors").touch()
+    assert not find.is_gguf(tmp_path), "a folder of both is of the engines that read it whole"

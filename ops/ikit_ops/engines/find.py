@@ -113,7 +113,8 @@ def find_program(name: str, python: str | None) -> str | None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the path is a GGUF file, or a folder that holds one."""
+    """Whether the path is a GGUF file, or a folder that holds one and no safetensors."""
     if path.is_dir():
-        return any(child.suffix == ".gguf" for child in path.iterdir())
+        suffixes = {child.suffix for child in path.iterdir()}
+        return ".gguf" in suffixes and ".safetensors" not in suffixes
     return path.suffix == ".gguf"

@@ -225,10 +225,9 @@ def _file_and_vocabulary(path: Path) -> tuple[Path, int]:
     """The .gguf file that llama.cpp opens, and the number of tokens of its model."""
     from ikit_ops.checkpoint.resolve import read_checkpoint  # only this engine reads headers
 
-    if path.is_dir():
-        files = sorted(child for child in path.iterdir() if child.suffix == ".gguf")
-        path = files[0]
     checkpoint = read_checkpoint(str(path))
+    if path.is_dir():
+        path /= min(checkpoint.files)  # of a split model, the first part names the others
     declared = (checkpoint.config or {}).get("vocab_size")
     if isinstance(declared, int) and declared > 0:
         return path, declared
