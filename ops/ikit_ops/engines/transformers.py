@@ -11,7 +11,8 @@ Names as of transformers 5.19.0 (November 2026).
 from __future__ import annotations
 
 from ikit_ops.engines.adapter import Adapter, AttentionNames
-from ikit_ops.engines.gates import Check, Seen, attention_check
+from ikit_ops.engines.gates import Check, Seen
+from ikit_ops.engines.kernels import attention_check
 
 ATTENTION = AttentionNames(
     source="the names of transformers 5.19.0 (2026-11)",

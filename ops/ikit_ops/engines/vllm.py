@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ikit_ops.engines.adapter import Adapter, AttentionNames, Plan, device_variables
-from ikit_ops.engines.gates import Check, Seen, attention_check, dead_variables, graphs_check
+from ikit_ops.engines.gates import Check, Seen
+from ikit_ops.engines.kernels import attention_check, dead_variables, graphs_check
 from ikit_ops.engines.result import WorkerResult
 
 ATTENTION = AttentionNames(
