@@ -289,7 +289,19 @@ def test_a_key_goes_to_this_machine_or_to_allowed_hosts_over_tls_alone(
 def test_a_host_that_only_looks_like_this_machine_is_not() -> None:
     for host in ("127.0.0.1.example.invalid", "localhost.example.invalid", "0.0.0.0.invalid", ""):
         assert not openai.is_loopback(host)
-    assert openai.is_loopback("127.8.9.1")
+    assert openai.is_loopback("127.8.9.1") and openai.is_loopback("localhost")
+
+
+def test_a_name_that_leads_to_this_machine_now_may_lead_elsewhere_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = [(2, 1, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **options: here)
+    assert not openai.is_loopback("rebound.example.invalid")
+    assert openai.is_loopback("localhost")
+    elsewhere = [(2, 1, 6, "", ("192.0.2.7", 0))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **options: elsewhere)
+    assert not openai.is_loopback("localhost")
 
 
 def test_the_key_is_in_no_file_and_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,15 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of the host is this machine's own."""
-    found = _addresses(host)
-    return bool(found) and all(ip.is_loopback for ip in found)
+    """Whether the host is this machine: a loopback address, or ``localhost``.
+
+    A name of the DNS is not believed: it may lead elsewhere when it is asked again.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        found = _addresses(host) if host.lower() == "localhost" else []
+        return bool(found) and all(ip.is_loopback for ip in found)
 
 
 def refuse_key(target: tuple[str, str, int | None, str]) -> None:
