@@ -31,8 +31,10 @@ def tool(home: Path, size: int | None) -> tuple[float, float, int, bool | None]:
     done = subprocess.run(
         [sys.executable, "-m", "ikit_mcp.cli", "bandwidth", "--device", "cpu", "--json",
          "--seconds", str(SECONDS), *size_option],
-        check=True, capture_output=True, env={**os.environ, "IKIT_HOME": str(home)},
+        check=False, capture_output=True, text=True, env={**os.environ, "IKIT_HOME": str(home)},
     )  # fmt: skip
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
     record = json.loads(done.stdout)
     values = {found["name"]: found["value"] for found in record["metrics"]}
     size_used = record["identity"]["workload"]["size_bytes"]
