@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, Device, one_line
 from ikit_mcp.registry import READS, OpError, operation
+from ikit_ops.profilers import find
 
 PROBE_SECONDS = 20
 DISTRIBUTIONS = {
@@ -32,15 +29,7 @@ DISTRIBUTIONS = {
 }
 """Engine to the distributions that carry it."""
 ENGINE_PROGRAMS = {"llamacpp": ("llama-server", "llama-bench")}
-PROFILER_PROGRAMS = {
-    "nsys": ["nsys", "--version"],
-    "ncu": ["ncu", "--version"],
-    "rocprofv3": ["rocprofv3", "--version"],
-    "perf": ["perf", "--version"],
-}
 TOOL_PROGRAMS = {"nvcc": ["nvcc", "--version"], "gcc": ["gcc", "--version"]}
-FOLDERS = ("/usr/local/cuda*/bin", "/opt/nvidia/nsight-*/*/bin", "/opt/nvidia/nsight-*/bin")
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
 _ASK = (
     "import importlib.metadata as m, json, sys\n"
     "found = {}\n"
@@ -63,7 +52,7 @@ def inspect_environment(call: Call) -> dict[str, Any]:
     warnings: list[str] = []
     there = call.devices()
     engines = list(_engines(call, warnings))
-    profilers = _profilers(call, there)
+    profilers = find.look_all(call, there)
     records = sum(1 for _ in call.store.ids())
     found: dict[str, Any] = {
         "summary": _summary(there, engines, profilers, records),
@@ -141,8 +130,8 @@ def _engines(call: Call, warnings: list[str]) -> Iterator[dict[str, Any]]:
             warnings.append(one_line(f"IKIT_PYTHONS: {error.what}"))
     for engine, programs in ENGINE_PROGRAMS.items():
         for program in programs:
-            if path := find_program(program):
-                version = _version_of(call, [path, "--version"])
+            if path := find.find_program(program):
+                version = find.version_of(call, [path, "--version"])
                 yield {"engine": engine, "version": version, "python": None, "program": path}
 
 
@@ -185,80 +174,11 @@ def _foreign_versions(call: Call, python: str) -> dict[str, str]:
 # --- programs --------------------------------------------------------------------
 
 
-def find_program(name: str) -> str | None:
-    """A program on PATH, else where CUDA, Nsight and ROCm install theirs."""
-    if found := shutil.which(name):
-        return found
-    folders = [Path(os.environ[v]) / "bin" for v in ("CUDA_HOME", "CUDA_PATH") if v in os.environ]
-    for pattern in FOLDERS:
-        folders += sorted(Path("/").glob(pattern[1:]), reverse=True)
-    folders.append(Path("/opt/rocm/bin"))
-    for folder in folders:
-        if found := shutil.which(name, path=str(folder)):
-            return found
-    return None
-
-
-def _version_of(call: Call, argv: list[str]) -> str | None:
-    """The version that a program prints, or None."""
-    try:
-        done = call.run(argv, timeout=PROBE_SECONDS, grace=1.0, env=call.clean_environment())
-    except OpError:
-        return None
-    found = _VERSION.search(done.stdout) or _VERSION.search(done.stderr)
-    return found[0] if found else None
-
-
-def _profilers(call: Call, there: list[Device]) -> list[dict[str, Any]]:
-    """Each profiler: whether it is here, its version, whether it can be used, and why not."""
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        found = list(pool.map(lambda name: _profiler(call, name, there), PROFILER_PROGRAMS))
-    return [*found, _torch_profiler()]
-
-
-def _profiler(call: Call, name: str, there: list[Device]) -> dict[str, Any]:
-    path = find_program(name)
-    if path is None:
-        return {"name": name, "version": None, "usable": False, "why": "not on PATH"}
-    version = _version_of(call, [path, *PROFILER_PROGRAMS[name][1:]])
-    why = "it does not run here" if version is None else _hindrance(name, there)
-    return {"name": name, "version": version, "usable": why is None, "why": why}
-
-
-def _hindrance(name: str, there: list[Device]) -> str | None:
-    """Why a profiler that runs can still not profile, or None."""
-    if name == "perf":
-        level = perf_paranoia()
-        if level is not None and level > 2 and os.geteuid() != 0:
-            return f"kernel.perf_event_paranoid is {level}; it must be 2 or less"
-    if name == "ncu" and not any(d.id.startswith("cuda") for d in there):
-        return "no NVIDIA GPU is visible; it can still read reports"
-    if name == "rocprofv3" and not any(d.id.startswith("rocm") for d in there):
-        return "no AMD GPU is visible"
-    return None
-
-
-def perf_paranoia() -> int | None:
-    """The kernel's ``perf_event_paranoid``, or None where it does not say."""
-    try:
-        text = Path("/proc/sys/kernel/perf_event_paranoid").read_text(encoding="ascii")
-        return int(text)
-    except (OSError, ValueError):
-        return None
-
-
-def _torch_profiler() -> dict[str, Any]:
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        why = "torch is not in this Python; it is used in an engine's own"
-        return {"name": "torch", "version": None, "usable": False, "why": why}
-    return {"name": "torch", "version": version, "usable": True, "why": None}
-
-
 def _tools(call: Call, there: list[Device]) -> dict[str, str | None]:
     found = {
-        name: _version_of(call, [path, *argv[1:]]) if (path := find_program(argv[0])) else None
+        name: find.version_of(call, [path, *argv[1:]])
+        if (path := find.find_program(argv[0]))
+        else None
         for name, argv in TOOL_PROGRAMS.items()
     }
     drivers = sorted({d.driver for d in there if d.driver})
