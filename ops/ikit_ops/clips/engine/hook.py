@@ -15,6 +15,7 @@ Unpacking is a permutation, so it is done here and costs no bit.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
     _sink: Sink | None = None
     _stream = "video"
     _levels: list[float]
+    began: float = 0.0
+    """When the schedule was set, in ms of ``perf_counter``: denoising begins there."""
 
     @classmethod
     def of(cls, scheduler: Any, sink: Sink, stream: str = "video") -> RecordingFlowMatchEuler:
@@ -65,6 +68,7 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
         """The parent's schedule; its levels are kept as floats, without a copy at each step."""
         super().set_timesteps(*args, **kwargs)
         self._levels = [float(level) for level in self.sigmas.tolist()]
+        self.began = time.perf_counter() * 1e3
 
     def step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """The parent's step; what came in and what goes out is told to the sink."""
