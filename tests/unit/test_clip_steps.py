@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes import clips
+from helpers.bench import run_here
 from ikit_mcp.call import Cancelled, Settings
 from ikit_mcp.evidence.record import EvidenceRecord, shape_problem
 from ikit_mcp.registry import DERIVES, MEASURES, OpError, Registry, operations_in
@@ -39,12 +40,9 @@ def check(tmp_path: Path) -> Check:
     ) -> EvidenceRecord:
         manifest = clips.write_manifest(folder, lines)
         arguments = {"manifest": str(manifest), "dumps": str(folder / "dumps"), **more}
-        outcome = runner(tmp_path / "home").here(
-            runner(tmp_path / "home").check("clip_steps", arguments), Control()
-        )
-        assert outcome.record is not None
-        assert shape_problem(outcome.record.raw) is None
-        return outcome.record
+        record = run_here(tmp_path / "home", "clip_steps", **arguments)
+        assert shape_problem(record.raw) is None
+        return record
 
     return checked
 
