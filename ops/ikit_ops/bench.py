@@ -25,6 +25,7 @@ from ikit_ops.engines.beside import Watch
 from ikit_ops.engines.drive import Outcome, drive
 from ikit_ops.engines.gates import Check, Seen, common_checks, evaluate
 from ikit_ops.engines.report import Measured
+from ikit_ops.measure.host import is_virtual
 
 ENGINES = ("auto", *adapters())
 
@@ -140,6 +141,9 @@ def _judge(
     if limit is not None:
         asdict = None if device is None else {"name": device.name, "uuid": device.uuid}
         ceiling.find_mismatches(call, limit, plan, asdict, flags, threads)
+    # What a CPU's cache and neighbours explain; a GPU's are small against any model worth one,
+    # and a bandwidth that the user named stands as it was named.
+    excused = limit is not None and limit.measured and platform == "cpu"
     requested = adapter.requested(plan)
     seen = Seen(
         plan=plan,
@@ -150,6 +154,9 @@ def _judge(
         beside=watch.beside(result, platform),
         usable_threads=call.cpu().usable_threads or call.cpu().threads,
         ceiling_tok_s=None if limit is None else limit.usable_tok_s,
+        ceiling_doubtful=limit is not None and limit.doubtful,
+        shared_memory=excused and is_virtual() is True,
+        cached_part=limit.cached_part(call.last_level_cache_bytes()) if limit and excused else 0.0,
         environment=outcome.variables.kept,
         reports_cache=adapter.reports_cache,
     )

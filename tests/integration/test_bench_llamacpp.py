@@ -220,6 +220,14 @@ def test_a_rate_above_the_ceiling_is_a_violation(tmp_path: Path) -> None:
     assert record.get("provenance", "parents") == [given.evidence_id]
 
 
+def test_a_model_in_the_cache_may_beat_the_bandwidth_that_was_measured(tmp_path: Path) -> None:
+    measured = save(tmp_path, kind="ceiling", gbs=0.01)
+    given = roofline(tmp_path, gpu_bw=measured.evidence_id, context=80)
+    record = bench(tmp_path, roofline=given.evidence_id)
+    (warning,) = (w for w in record.get("gates", "warnings") if "above the ceiling" in w)
+    assert "last-level cache can hold" in warning and record.valid is True
+
+
 def test_a_ceiling_of_other_threads_or_of_another_model_gives_no_share(tmp_path: Path) -> None:
     measured = save(tmp_path, kind="ceiling", gbs=1000.0)
     other = roofline(tmp_path, model=str(shared_gguf(SLOW)), gpu_bw=measured.evidence_id)

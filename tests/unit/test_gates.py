@@ -307,6 +307,18 @@ def test_the_argument_to_blame_is_named_for_the_next_call() -> None:
     assert evaluate(judged("vllm", seen)).blamed == ["enforce_eager"]
 
 
+def test_what_a_cache_can_hold_or_a_doubtful_bandwidth_explains_a_rate_above_the_ceiling() -> None:
+    seen = replace(healthy("llamacpp", CPU), ceiling_tok_s=95.0)
+    assert found("llamacpp", seen) == {("ceiling", "violation")}
+    assert found("llamacpp", replace(seen, cached_part=0.1)) == {("ceiling", "warning")}
+    assert found("llamacpp", replace(seen, cached_part=0.01)) == {("ceiling", "violation")}
+    assert found("llamacpp", replace(seen, ceiling_doubtful=True)) == {("ceiling", "warning")}
+    assert found("llamacpp", replace(seen, shared_memory=True)) == {("ceiling", "warning")}
+    far = replace(seen, shared_memory=True, ceiling_tok_s=50.0)
+    assert found("llamacpp", far) == {("ceiling", "violation")}
+    assert found("llamacpp", replace(seen, ceiling_tok_s=99.0)) == set(), "inside the tolerance"
+
+
 def test_the_first_round_and_the_spread_are_looked_at() -> None:
     def of(*rates: float) -> Seen:
         made: list[Round] = [rounds(rate, 1)[0] for rate in rates]

@@ -44,6 +44,22 @@ class Ceiling:
         """The ceiling in tokens a second, when it may be compared with."""
         return None if self.mismatches else self.tok_s
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether the bandwidth is in doubt; unproven bytes only make a ceiling too high."""
+        unproven = self.record.get("data", "counts", "unproven")
+        return self.record.valid is not True and not unproven
+
+    @property
+    def measured(self) -> bool:
+        """Whether the bandwidth was measured, not named by the user."""
+        return bool(self.record.get("data", "bandwidth", "source") == "evidence")
+
+    def cached_part(self, cache_bytes: int | None) -> float:
+        """The most of a token's bytes that a cache of that size can hold, 0 to 1."""
+        read = self.record.metric("bytes_per_token")
+        return min(1.0, cache_bytes / read) if cache_bytes and read else 0.0
+
 
 def fitting_ceiling(call: Call, plan: Plan, roofline_id: str) -> Ceiling:
     """The roofline of that record, asked again at the middle of the decoded context."""
