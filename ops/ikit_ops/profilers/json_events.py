@@ -27,8 +27,9 @@ MAX_HEAD = 8 << 20
 MAX_EVENT = 16 << 20
 GUESSES = 3
 CUT_OFF = "the list of events breaks off: later events are missing"
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
-_HEAD_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|:', re.DOTALL)
+# A quote alone opens a text that the data does not close: what follows is inside of it.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.DOTALL)
+_HEAD_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["{}\[\]:]', re.DOTALL)
 _OPEN = frozenset(b"{[")
 
 
@@ -95,6 +96,8 @@ class EventReader:
         depth, state = 0, 0  # 1: the key was seen, 2: and its colon
         for token in _HEAD_TOKEN.finditer(data):
             text = token[0]
+            if text == b'"':
+                return None
             if depth == 1 and state == 1 and text == b":":
                 state = 2
             elif depth == 1 and state == 2 and text == b"[":
@@ -181,6 +184,8 @@ class EventReader:
         depth = start = 0
         for token in _TOKEN.finditer(data):
             text = token[0]
+            if text == b'"':
+                break
             if text in (b"{", b"["):
                 if depth == 0:
                     start = token.start()

@@ -8,6 +8,7 @@ host's name; what is read of it is what ``perf script`` prints.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +33,9 @@ class Perf(Profiler):
         """The kernel may forbid it."""
         level = perf_paranoia()
         # Windows has no user ids, and no perf.
-        if version is not None and level is not None and level > 2 and os.geteuid() != 0:
+        if sys.platform != "linux" or version is None or level is None:
+            return super().hindrance(version, devices)
+        if level > 2 and os.geteuid() != 0:
             return f"kernel.perf_event_paranoid is {level}; it must be 2 or less"
         return super().hindrance(version, devices)
 

@@ -121,11 +121,12 @@ class _State:
         durations = self.durations
         reach, before, gaps, backwards = self.reach, self.before, self.gaps, 0
         if reach is None:
-            sound = next((row[0] for row in rows if row[1] >= row[0]), None)
+            sound = next((row for row in rows if row[1] >= row[0]), None)
             if sound is None:
                 self.swept.backwards += len(rows)
                 return
-            reach = self.first = sound
+            reach = self.first = sound[0]
+            before = sound[2:]
             self.started = rows[0][0]
         last = self.started
         floor = self.largest[0][0] if len(self.largest) == LARGEST_GAPS else 0

@@ -19,7 +19,7 @@ from ikit_ops.profilers.limits import MAX_STRING, Reading, lines_of
 MAX_COLUMNS = 5_000
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)$")
 _DIGIT = re.compile(r"\d")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 TIME_UNITS = {
     "ns": 1.0, "nsecond": 1.0, "nsec": 1.0, "nseconds": 1.0,
     "us": 1e3, "usecond": 1e3, "usec": 1e3, "μs": 1e3, "useconds": 1e3,

@@ -1,0 +1,262 @@
+"""rocpd, perf and speedscope; bounds of reading; how a file's format is found."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.profilers import NCU_DETAILS, NCU_RAW, ROCPROF_TRACES, nsys_export, rocpd_file
+from ikit_mcp.registry import OpError
+from ikit_ops.profilers import formats, limits, names, profilers
+from ikit_ops.profilers.capture import Capture
+from ikit_ops.profilers.limits import Damaged, Reading, shown_name
+
+DATA = Path(__file__).parents[1] / "data" / "profiles"
+SCOPE: dict[str, Any] = {
+    "$schema": "https://www.speedscope.app/file-format-schema.json",
+    "exporter": "py-spy@0.4.0",
+    "shared": {"frames": [{"name": "main", "file": "a.py"}, {"name": "work"}, {"name": "idle"}]},
+    "profiles": [
+        {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [0, 1], [0], []],
+         "weights": [0.5, 0.25, 0.25, 1.0]},
+        {"type": "evented", "unit": "seconds", "events": [
+            {"type": "O", "frame": 0, "at": 0}, {"type": "O", "frame": 2, "at": 1},
+            {"type": "C", "frame": 2, "at": 2}, {"type": "C", "frame": 0, "at": 2}]},
+    ],
+}  # fmt: skip
+
+
+def read(path: Path) -> Capture:
+    reading = Reading(path)
+    return formats.read(reading, formats.detect(reading))
+
+
+def read_text(path: Path, text: str) -> Capture:
+    path.write_text(text, encoding="utf-8")
+    return read(path)
+
+
+# --- rocpd --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("suffix", ["", "_0a1b2c"])
+def test_dispatches_copies_and_regions_of_a_rocpd_file(
+    tmp_path: Path, version: int, suffix: str
+) -> None:
+    capture = read(rocpd_file(tmp_path / "x.db", (suffix,), version=version))
+    rows = capture.kernel_rows()
+    assert [(r["name"], r["calls"], r["total_ns"]) for r in rows] == [
+        ("Cijk_gemm(int)", 2, 300), ("attn_fwd", 1, 300),
+    ]  # fmt: skip
+    assert (rows[0]["grid"], rows[0]["block"]) == ([512, 2, 1], [256, 1, 1])
+    [device] = capture.devices or []
+    assert (device.id, device.name) == (4, "AMD Instinct MI300X")
+    assert (device.busy_ns, device.span_ns) == (640, 850)
+    memory = (capture.memory_ops or {})["MEMORY_COPY_HOST_TO_DEVICE"]
+    assert (memory.calls, memory.total_ns, memory.bytes) == (1, 40, 4096)
+    assert {n: t.total_ns for n, t in (capture.host_api or {}).items()} == {"hipLaunchKernel": 10}
+    assert {n: t.total_ns for n, t in (capture.ranges or {}).items()} == {"decode": 900}
+    assert capture.incomplete == []
+
+
+def test_several_runs_in_one_file_are_added_up(tmp_path: Path) -> None:
+    capture = read(rocpd_file(tmp_path / "x.db", ("_a", "_b")))
+    assert [row["calls"] for row in capture.kernel_rows()] == [4, 2]
+    assert (capture.memory_ops or {})["MEMORY_COPY_HOST_TO_DEVICE"].calls == 2
+
+
+def test_a_rocpd_file_without_dispatches_has_an_empty_table(tmp_path: Path) -> None:
+    path = rocpd_file(tmp_path / "x.db")
+    database = sqlite3.connect(path)
+    database.execute('DELETE FROM "rocpd_kernel_dispatch_0a"')
+    database.commit()
+    database.close()
+    capture = read(path)
+    assert capture.kernels == [] and [d.busy_ns for d in capture.devices or []] == [40]
+
+
+# --- perf and speedscope --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["perf_script_6.1_chains.txt", "perf_script_6.1_flat.txt"])
+def test_every_sample_of_a_real_perf_script_is_counted_once(name: str) -> None:
+    text = (DATA / name).read_text(encoding="utf-8")
+    capture = read(DATA / name)
+    heads = sum("cpu-clock" in line for line in text.splitlines())
+    assert capture.facts["samples"] == heads > 20
+    functions = capture.functions or []
+    assert sum(f["samples"] for f in functions) == heads
+    assert sum(f["share"] for f in functions) == pytest.approx(1)
+    assert all(f["inclusive_share"] >= f["share"] - 1e-9 for f in functions)
+    assert capture.kernels is None and capture.missing[0].startswith("GPU kernels")
+
+
+def test_samples_count_by_their_period_and_chains_by_their_leaf(tmp_path: Path) -> None:
+    text = (
+        "# captured on a made-up day\n"
+        "tmux: server 12/13 100.000001:  300 cycles:\n"
+        "\t  ffff inner+0x1 (/usr/lib/a (deleted))\n\t  1234 outer (/usr/bin/b)\n\n"
+        "python3 12/12 101.5:  100 cycles:\n\t  1234 outer (/usr/bin/b)\n\n"
+        "python3 12/12 [001] 102.0:  100 cycles:  12ab leaf+0x3 (/usr/bin/b)\n"
+        "PERF_RECORD_LOST lost 7 events\n"
+    )
+    capture = read_text(tmp_path / "p.txt", text)
+    functions = {f["name"]: f for f in capture.functions or []}
+    assert functions["inner"]["share"] == 0.6 and functions["outer"]["share"] == 0.2
+    assert functions["outer"]["inclusive_share"] == 0.8
+    assert functions["inner"]["object"] == "/usr/lib/a (deleted)"
+    assert functions["leaf"]["samples"] == 1
+    assert capture.facts["span_s"] == pytest.approx(2.0, abs=1e-3)
+    assert capture.incomplete == ["perf lost samples (1 notes of it)"]
+
+
+def test_counters_that_were_not_counted_are_null_and_never_zero() -> None:
+    capture = read(DATA / "perf_stat_paranoid.json")
+    counters = {row["event"]: row for row in capture.counters or []}
+    assert counters["LLC-loads:u"]["value"] is None
+    assert counters["LLC-loads:u"]["why"] == "not supported"
+    assert counters["cycles:u"]["value"] == 1_500_000
+    assert capture.incomplete == ["2 of 9 counters were not counted"]
+    assert any("took turns" in line for line in capture.limitations)
+
+
+def test_sampled_and_evented_speedscope_profiles_are_weighed(tmp_path: Path) -> None:
+    capture = read_text(tmp_path / "x.speedscope.json", json.dumps(SCOPE))
+    functions = {f["name"]: f for f in capture.functions or []}
+    assert functions["work"]["share"] == 0.75 / 4 and functions["main"]["share"] == 1.25 / 4
+    assert functions["main"]["inclusive_share"] == 3.0 / 4 and functions["idle"]["share"] == 0.25
+    assert functions["main"]["object"] == "a.py" and capture.facts["exporter"] == "py-spy@0.4.0"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"profiles": [{"type": "sampled", "samples": [[9]], "weights": [1]}]},
+        {"profiles": [{"type": "sampled", "samples": [[-1]], "weights": [1]}]},
+        {"profiles": [{"type": "sampled", "samples": [[0]], "weights": [1, 2]}]},
+        {"profiles": [{"type": "evented", "events": [{"type": "O", "frame": 9, "at": 0}]}]},
+        {"profiles": [{"type": "evented", "events": [{"type": "C", "frame": 0, "at": 0}]}]},
+        {"profiles": "none"},
+        {"shared": {"frames": [1]}},
+    ],
+)
+def test_speedscope_files_that_refer_to_nothing_are_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    with pytest.raises(Damaged):
+        read_text(tmp_path / "x.json", json.dumps(SCOPE | change))
+
+
+# --- bounds -------------------------------------------------------------------------------
+
+
+def test_what_unpacks_to_more_than_the_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_UNPACKED", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (4 << 20)))
+    assert path.stat().st_size < 1 << 16
+    with pytest.raises(Damaged, match="unpacks to more than"):
+        read(path)
+
+
+def test_a_line_without_end_is_cut_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_LINE", 1_000)
+    monkeypatch.setattr(limits, "CHUNK", 512)
+    text = "x" * 5_000 + "\n" + (DATA / "rocprofv3_kernel_stats.csv").read_text(encoding="utf-8")
+    path = tmp_path / "x.csv"
+    path.write_text(text, encoding="utf-8")
+    reading = Reading(path)
+    capture = formats.read(reading, "rocprofv3-csv")
+    assert len(capture.kernels or []) == 5
+    assert any("longer than" in line for line in capture.incomplete)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path / "absent", "no such file"),
+        (Path("a\0b"), "no such file"),
+        (Path("x" * 5_000), "no such file"),
+        (Path("/dev/null"), "not a regular file"),
+    ):
+        with pytest.raises(OpError, match=what):
+            limits.regular_file(str(path))
+    with pytest.raises(OpError, match="not a regular file"):
+        limits.open_regular(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(DATA / "rocprofv3_kernel_stats.csv")
+    assert limits.regular_file(str(tmp_path / "link")).is_file()
+
+
+def test_names_that_are_cut_stay_different_and_are_one_line() -> None:
+    one, other = ("void k<" + "int, " * 100 + end for end in ("1>(x)", "2>(x)"))
+    assert shown_name(one) != shown_name(other)
+    assert len(shown_name(one)) <= 200 and shown_name(one) == shown_name(one)
+    assert shown_name("a\n\x1b[31mb\u202e") == "a [31mb"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("nsys_2026.1_gpu_kernels.sqlite", "sqlite"),
+        ("nsys_stats_2022.4_gpukernsum.csv", "nsys-stats"),
+        ("nsys_stats_2022.4_gpukernsum.json", "nsys-stats-json"),
+        ("torch_cuda_trace.json", "torch-trace"),
+        ("rocprofv3_kernel_stats.csv", "rocprofv3-csv"),
+        ("perf_stat_paranoid.json", "perf-stat"),
+        ("perf_script_6.1_chains.txt", "perf-script"),
+    ],
+)
+def test_formats_are_found_by_content_whatever_the_name(
+    tmp_path: Path, name: str, wanted: str
+) -> None:
+    path = tmp_path / "capture.bin"
+    path.write_bytes((DATA / name).read_bytes())
+    assert formats.detect(Reading(path)) == wanted
+
+
+def test_made_up_captures_are_recognised_too(tmp_path: Path) -> None:
+    for text, wanted in (
+        (NCU_RAW, "ncu-csv"),
+        (NCU_DETAILS, "ncu-csv"),
+        *((trace, "rocprofv3-csv") for trace in ROCPROF_TRACES.values()),
+        (json.dumps(SCOPE), "speedscope"),
+        ("NVIDIA Tegra Profiler Report 1.\n", "nsys-rep"),
+        ("NVR\0\2", "ncu-rep"),
+        ("PERFILE2", "perf-data"),
+    ):
+        path = tmp_path / "x"
+        path.write_text(text, encoding="utf-8")
+        assert formats.detect(Reading(path)) == wanted
+    for text in ("", "hello", "a,b,c\n1,2,3\n", "[1, 2]", "\0\1\2"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(OpError, match="not recognised"):
+            formats.detect(Reading(path))
+
+
+def test_a_format_that_is_asked_for_is_not_taken_on_trust(tmp_path: Path) -> None:
+    path = nsys_export(tmp_path / "x.sqlite")
+    for name in names.FORMATS:
+        if name not in (*names.CONVERTED, "nsys-sqlite"):
+            with pytest.raises(Damaged):
+                formats.read(Reading(path), name)
+    with pytest.raises(Damaged, match="no SQLite database"):
+        formats.read(Reading(DATA / "torch_cuda_trace.json"), "rocpd")
+
+
+def test_declared_names_are_those_that_exist() -> None:
+    assert set(names.PROFILERS) == set(profilers())
+    read_here = {*formats.READERS, "nsys-sqlite", "rocpd"}
+    assert set(names.FORMATS) == read_here | set(names.CONVERTED)
