@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ikit_mcp.registry import Arg, OpError
+from ikit_mcp.registry import Arg, ArgumentError
 
 MAX_STRING = 8_192
 MAX_ITEMS = 4_096
@@ -138,7 +138,7 @@ def parse(args: Iterable[Arg], raw: Mapping[str, Any] | None, where: str) -> dic
     listed = list(args)
     if raw is not None and not isinstance(raw, Mapping):
         what = f"{where}: the arguments are a {type(raw).__name__}, not an object"
-        raise OpError(what, f"call {where} with named arguments")
+        raise ArgumentError(what, f"call {where} with named arguments")
     given, errors = _known(listed, raw or {})
     values: dict[str, Any] = {}
     for arg in listed:
@@ -154,7 +154,7 @@ def parse(args: Iterable[Arg], raw: Mapping[str, Any] | None, where: str) -> dic
         except _Bad as error:
             errors.append(f"{arg.name}: got {_shown(value)}; {error}")
     if errors:
-        raise OpError(
+        raise ArgumentError(
             _all_errors(where, errors), f"call {where} again with the arguments corrected"
         )
     return values
@@ -286,7 +286,7 @@ def _string(value: Any) -> str | None:
     if "\0" in value:
         raise _Bad("allowed: text without NUL characters")
     try:
-        value.encode("utf-8")
+        value.replace("\uffff", "\ud800").encode("utf-8")  # U+FFFF stands for one on the wire
     except UnicodeEncodeError:
         raise _Bad("allowed: text that is valid Unicode (this has lone surrogates)") from None
     return value

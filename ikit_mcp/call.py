@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform as python_platform
+import re
 import shlex
 import sys
 import threading
@@ -19,18 +20,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ikit_mcp import __version__
 from ikit_mcp.arguments import option
-from ikit_mcp.evidence import claims, signing, times
+from ikit_mcp.evidence import signing, times
 from ikit_mcp.evidence.record import Draft, EvidenceRecord, Provenance, assemble, storable
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import devices, environment, platform, secrets
 from ikit_mcp.process import run as process_run
 from ikit_mcp.registry import READS, Effects, Operation, OpError, Plugin
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 MAX_TEXT = 200
+LONGEST_SECRET = 4_096
 Device = devices.Device
 Cpu = platform.Cpu
 
@@ -56,6 +61,15 @@ class Settings:
     signing_key: Path | None = None
     plugins: str | None = None
 
+    def signer(self) -> Ed25519PrivateKey | None:
+        """The key that signs records; OpError when the one that is set cannot be used."""
+        return signing.load_signing_key(self.signing_key) if self.signing_key else None
+
+    def ready_to_save(self) -> None:
+        """OpError when a record could not be saved: asked before anything is measured."""
+        self.signer()
+        Store(self.home).ready()
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """The settings in ``IKIT_HOME``, ``IKIT_SIGNING_KEY`` and ``IKIT_PLUGINS``."""
@@ -67,7 +81,13 @@ class Settings:
 def _home(env: Mapping[str, str]) -> Path:
     """``IKIT_HOME``, else the platform's folder for a user's data."""
     if given := env.get("IKIT_HOME"):
-        return Path(given).expanduser().absolute()
+        try:
+            return Path(given).expanduser().absolute()
+        except RuntimeError:  # ~somebody who is not a user here
+            raise OpError(
+                f"IKIT_HOME is {given[:200]!r}, and there is no such user",
+                "set IKIT_HOME to a folder of your own",
+            ) from None
     if sys.platform == "win32":
         return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ikit"
     if sys.platform == "darwin":
@@ -133,9 +153,7 @@ class Call:
     def folder(self) -> Path:
         """A private folder on the home's disk, removed when the call ends."""
         if self._folder is None:
-            work = self.store.home / "work"
-            claims.sweep(work)
-            self._folder = self._closing.enter_context(claims.claimed_folder(work))
+            self._folder = self._closing.enter_context(self.store.work_folder())
         return self._folder
 
     def close(self) -> None:
@@ -203,7 +221,7 @@ class Call:
 
         ``save`` does so for artifacts; this is for what comes of them before.
         """
-        secrets.scan_or_remove(paths, secrets.known_secrets(os.environ))
+        secrets.scan_or_remove(paths, secrets.own_secrets())
 
     @staticmethod
     def secret(name: str) -> str:
@@ -255,13 +273,12 @@ class Call:
         """
         if self.operation.effects == READS:
             raise TypeError(f"{self.operation.name} is declared READS and may not save a record")
-        values = secrets.known_secrets(os.environ)
+        values = secrets.own_secrets()
         files = dict(artifacts or {})
         secrets.scan_or_remove(
             [source for source, _ in files.values() if isinstance(source, Path)], values
         )
-        key = self.settings.signing_key
-        signer = signing.load_signing_key(key) if key is not None else None
+        signer = self.settings.signer()
         with self.store.stage() as stage:
             for name, (source, media_type) in files.items():
                 if isinstance(source, bytes):
@@ -334,6 +351,16 @@ _UNSAFE |= dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range
 
 def one_line(text: str, limit: int = MAX_TEXT) -> str:
     """Text from outside as one line without control or bidirectional characters, cut to size."""
-    kept = text[: limit * 8].encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+    # Redacted before it is cut: half a secret matches nothing any more.
+    kept = secrets.redact(text[: limit * 8 + LONGEST_SECRET])[: limit * 8]
     line = " ".join(kept.translate(_UNSAFE).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def visible(text: str) -> str:
+    """Text of several lines with what a terminal or a reader would obey as its escape."""
+    return text.translate(_VISIBLE) if not text.isascii() or _CONTROLS.search(text) else text
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_VISIBLE = {c: f"\\u{c:04x}" for c in _UNSAFE if c not in (9, 10)}

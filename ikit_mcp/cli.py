@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import io
 import json
 import logging
 import os
@@ -28,15 +30,23 @@ from typing import TYPE_CHECKING, Any
 
 from ikit_mcp import __version__, snippets, terminal
 from ikit_mcp.arguments import add_options
-from ikit_mcp.call import Cancelled, Progress, Settings
+from ikit_mcp.call import Cancelled, Progress, Settings, visible
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import secrets
-from ikit_mcp.registry import EXECUTES, READS, Effects, Operation, OpError, Registry, load
+from ikit_mcp.registry import (
+    EXECUTES,
+    READS,
+    ArgumentError,
+    Effects,
+    Operation,
+    OpError,
+    Registry,
+    load,
+)
 from ikit_mcp.runner import Control, Outcome, Runner
+from ikit_mcp.worker import log_to_stderr, report_bug
 
 if TYPE_CHECKING:
-    import io
-
     from ikit_mcp.evidence.record import EvidenceRecord
 
 DONE, FAILED, USAGE, NOT_VALID = 0, 1, 2, 3
@@ -46,26 +56,31 @@ DESCRIPTION = "Honest measurement of inference engines: rooflines, benchmarks, e
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process's exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    log_to_stderr(logging.WARNING)
+    _survive_any_encoding()
     if words[:1] == ["serve"]:
         return _serve(words[1:])
     with _diverted():
         registry = load(os.environ.get("IKIT_PLUGINS"))
     parser = build_parser(registry)
-    chosen = parser.parse_args(words)
+    chosen = parsed(parser, words)
     if chosen.run is None:
         parser.print_help(sys.stderr)
         return USAGE
     try:
         return int(chosen.run(registry, chosen))
     except OpError as error:
-        _say(_clean(str(error)))
-        return FAILED
+        _say(str(error))
+        return USAGE if isinstance(error, ArgumentError) else FAILED
     except Cancelled:
         _say("cancelled")
         return FAILED
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+    except OutputError as error:  # the reader has gone, as with `| head`, or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _say(str(error))
+        return FAILED
+    except Exception as error:  # noqa: BLE001 -- a bug: an id to the user, its traceback redacted
+        _say(f"internal error {report_bug(error).id}; report it with the lines above")
         return FAILED
 
 
@@ -75,6 +90,18 @@ def serve_main() -> int:
 
 
 # --- commands ------------------------------------------------------------------
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The chosen command; usage (status 2) for what is not known, with the nearest option."""
+    chosen, unknown = parser.parse_known_args(words)
+    if unknown:
+        command: argparse.ArgumentParser = getattr(chosen, "command", parser)
+        word = unknown[0].split("=")[0]
+        near = difflib.get_close_matches(word[:64], command._option_string_actions, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        command.error(visible(secrets.redact(f"unknown argument {word}{hint}")))
+    return chosen
 
 
 def build_parser(registry: Registry) -> argparse.ArgumentParser:
@@ -90,7 +117,7 @@ def build_parser(registry: Registry) -> argparse.ArgumentParser:
         )
         add_options(command, operation.args)
         _add_output(command, operation)
-        command.set_defaults(run=_run_operation, operation=operation.name)
+        command.set_defaults(run=_run_operation, operation=operation.name, command=command)
     _add_own(groups[()])
     return parser
 
@@ -183,29 +210,46 @@ def _write_picture(store: Store, record: EvidenceRecord, path: Path) -> None:
             f"--svg {path}: {error.strerror}; the record is stored as {shown}",
             "name a file that you may write",
         ) from None
-    _say(_clean(f"{names[0]} of {shown} written to {path}"))
+    _say(f"{names[0]} of {shown} written to {path}")
 
 
 def _valid(outcome: Outcome) -> bool:
+    """Whether the record is valid; of a reply, whether all that it says of validity is good."""
     if outcome.record is not None:
         return outcome.record.valid is True
-    return (outcome.reply or {}).get("ok") is not False
+    reply = outcome.reply or {}
+    sound = reply.get("ok") is not False and reply.get("integrity", {}).get("ok") is not False
+    return sound and reply.get("record", {}).get("valid", True) is True
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:
-    known = secrets.known_secrets(os.environ)
     if outcome.record is not None:
-        raw = secrets.redact_json(outcome.record.raw, known)
+        raw = secrets.redact_json(outcome.record.raw)
         text = _json(raw) if as_json else terminal.record(raw, sys.stdout.isatty())
     else:
-        reply = secrets.redact_json(outcome.reply, known)
+        reply = secrets.redact_json(outcome.reply)
         text = _json(reply) if as_json else terminal.reply(reply, sys.stdout.isatty())
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputError(f"cannot write the output: {error.strerror}") from None
+
+
+class OutputError(Exception):
+    """Standard output cannot take what is printed; the record, if any, is stored."""
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1)
+    plain = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    return json.dumps(value, ensure_ascii=plain, indent=1)
+
+
+def _survive_any_encoding() -> None:
+    """A character that the terminal's encoding lacks is shown as its escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _report(progress: Progress) -> None:
@@ -214,12 +258,8 @@ def _report(progress: Progress) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
-def _clean(text: str) -> str:
-    clean: str = secrets.redact(text, secrets.known_secrets(os.environ))
-    return clean
+    with contextlib.suppress(OSError):  # a standard error that is full or gone
+        sys.stderr.write(visible(secrets.redact(text)) + "\n")
 
 
 @contextlib.contextmanager
@@ -288,13 +328,15 @@ def _serve(words: Sequence[str]) -> int:
         scope: Effects = READS if chosen.read_only else EXECUTES
         return Runner(load(settings.plugins), settings, scope)
 
-    return stdio.serve(wire, make_runner)
+    try:
+        return stdio.serve(wire, make_runner)
+    except OpError as error:
+        _say(str(error))
+        return FAILED
 
 
 def _claim_wire() -> io.TextIOWrapper:
     """A private stream on standard output; descriptor 1 leads to standard error from now on."""
-    import io  # only the server needs it under this name
-
     sys.stdout.flush()
     wire = os.dup(1)
     os.dup2(2, 1)

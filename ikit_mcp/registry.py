@@ -65,6 +65,10 @@ class OpError(Exception):
         return f"{self.what}\nNext: {self.next_step}" if self.next_step else self.what
 
 
+class ArgumentError(OpError):
+    """A call whose arguments do not fit: what was wrong with each of them."""
+
+
 class Effects(enum.IntEnum):
     """How much of the world a call may touch; a larger value includes the smaller ones."""
 
@@ -339,7 +343,7 @@ def selected(setting: str | None) -> tuple[bool, frozenset[str]]:
     comma-separated list of entry-point names loads those beside the built-ins.
     """
     wanted = frozenset(part.strip() for part in (setting or "").split(",")) - {""}
-    if wanted == {"none"}:
+    if "none" in {name.lower() for name in wanted}:  # whatever stands beside it: load nothing
         return False, frozenset()
     return True, wanted
 
@@ -385,6 +389,8 @@ def _plugin_of(entry: EntryPoint) -> Plugin:
 def _load_one(registry: Registry, entry: EntryPoint, plugin: Plugin) -> Plugin:
     """Load one entry point into the registry; the plug-in comes back with its error, if any."""
     try:
+        if not _is_builtin(plugin.name, plugin.distribution):  # one that hangs is named in the log
+            logging.getLogger(__name__).info("loading plug-in %s", plugin.name)
         module = entry.load()
         if not isinstance(module, ModuleType):
             raise TypeError(f"the entry point {entry.value} is not a module")

@@ -93,6 +93,8 @@ class Runner:
                 if self.scope == READS
                 else f"call {name} by itself",
             )
+        if request.effects != READS:
+            self.settings.ready_to_save()
         return request
 
     def here(self, request: Request, control: Control) -> Outcome:
@@ -118,6 +120,8 @@ class Runner:
         )
         try:
             result = request.operation.function(call, **request.args)
+        except SystemExit as error:  # an operation may end itself, not the server
+            raise RuntimeError(f"{request.operation.name} called exit({error.code})") from error
         finally:
             call.close()
         if request.operation.effects == READS:

@@ -11,9 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ikit_mcp.call import one_line
+from ikit_mcp.call import one_line, visible
 
-LIST_COLUMNS = ("evidence_id", "kind", "valid", "started", "model", "engine", "summary")
+LIST_COLUMNS = (
+    "evidence_id", "kind", "valid", "started", "model", "engine", "summary", "problem",
+)  # fmt: skip
 SHORT_ID = 12
 
 
@@ -46,7 +48,7 @@ def reply(value: Any, wide: bool) -> str:
         if key == "next":
             continue
         if key == "items" and _all_objects(item):
-            lines += listing(item, wide)
+            lines += listing(item, wide, LIST_COLUMNS)
         elif _all_objects(item):
             lines += [f"{key}:", *("  " + line for line in listing(item, wide))]
         elif isinstance(item, (dict, list)):
@@ -56,11 +58,13 @@ def reply(value: Any, wide: bool) -> str:
     return "\n".join(lines)
 
 
-def listing(items: Sequence[Mapping[str, Any]], wide: bool) -> list[str]:
-    """Rows of equal objects, with their keys as the head."""
+def listing(
+    items: Sequence[Mapping[str, Any]], wide: bool, columns: Sequence[str] = ()
+) -> list[str]:
+    """Rows of equal objects, with their keys as the head; of records the ``columns`` alone."""
     keys = list(dict.fromkeys(key for item in items for key in item))
-    if "evidence_id" in keys:
-        keys = [key for key in LIST_COLUMNS if key in keys]
+    if columns and "evidence_id" in keys:
+        keys = [key for key in columns if key in keys]
     short = wide and "evidence_id" in keys
     rows = [tuple(_cell(key, item.get(key), short) for key in keys) for item in items]
     return table([tuple(keys), *rows], wide)
@@ -80,7 +84,7 @@ def _all_objects(value: Any) -> bool:
 
 
 def _pretty(value: Any) -> list[str]:
-    return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
+    return visible(json.dumps(value, ensure_ascii=False, indent=2)).split("\n")
 
 
 def _cell(key: str, value: Any, short: bool) -> str:

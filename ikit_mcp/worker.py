@@ -11,6 +11,7 @@ The record itself never passes through here: the worker saves it, and names its 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,7 +27,6 @@ from types import FrameType
 from typing import Any
 
 from ikit_mcp.call import Cancelled, Progress, Settings, Shown, one_line
-from ikit_mcp.evidence import claims
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import run as process_run
 from ikit_mcp.process import secrets
@@ -49,11 +49,36 @@ class Bug(Exception):
         self.id = bug_id
 
 
+class _Redacting(logging.Formatter):
+    """Log lines, and the tracebacks below them, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line to write."""
+        return secrets.redact(super().format(record))
+
+
+class _ToStderr(logging.Handler):
+    """Writes to what standard error is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; a standard error that is gone is nothing to fail for."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+
+def log_to_stderr(level: int) -> None:
+    """Log to standard error, redacted, whoever logs; a second call changes nothing."""
+    handler = _ToStderr()
+    handler.setFormatter(_Redacting("%(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
 def report_bug(error: BaseException) -> Bug:
     """Write the traceback to standard error, without secrets, under a new id."""
     bug_id = random.token_hex(4)
     lines = "".join(traceback.format_exception(error))
-    _log.error("bug %s: %s", bug_id, secrets.redact(lines, secrets.known_secrets(os.environ)))
+    _log.error("bug %s: %s", bug_id, secrets.redact(lines))
     return Bug(bug_id)
 
 
@@ -65,9 +90,8 @@ def run_in_worker(request: Request, control: Control, runner: Runner) -> Outcome
 
     Raises what the operation raised: OpError, Cancelled, or Bug for anything else.
     """
-    work = Store(runner.settings.home).home / "work"
-    claims.sweep(work)
-    with device_lock(request, control) as held, claims.claimed_folder(work) as folder:
+    store = Store(runner.settings.home)
+    with device_lock(request, control) as held, store.work_folder() as folder:
         _write(folder / REQUEST, _request(request, held, runner.settings))
         watcher = _Watcher(folder / PROGRESS, control)
         with watcher:
@@ -126,8 +150,7 @@ def _outcome(request: Request, done: process_run.Result, folder: Path, runner: R
     """What the worker's result file says, or what its end says where there is none."""
     told = _read(folder / RESULT)
     if done.stderr:
-        known = secrets.known_secrets(os.environ)
-        _log.info("worker: %s", secrets.redact(done.stderr[-4_000:].rstrip(), known))
+        _log.info("worker: %s", secrets.redact(done.stderr)[-4_000:].rstrip())
     if told is None:
         if done.cancelled:
             raise Cancelled(request.operation.name)
@@ -162,7 +185,7 @@ def _ending(done: process_run.Result) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the request in the folder that is the one argument; the exit status is always 0 or 1."""
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+    log_to_stderr(logging.INFO)
     cancel = threading.Event()
 
     def asked_to_stop(signum: int, frame: FrameType | None) -> None:
@@ -188,13 +211,8 @@ def _result(folder: Path, cancel: threading.Event) -> dict[str, Any]:
     try:
         outcome = runner.here(runner.check(asked["operation"], asked["args"]), control)
     except OpError as error:
-        known = secrets.known_secrets(os.environ)
-        return {
-            "error": {
-                "what": secrets.redact(error.what, known),
-                "next": secrets.redact(error.next_step, known),
-            }
-        }
+        what, advice = secrets.redact(error.what), secrets.redact(error.next_step)
+        return {"error": {"what": what, "next": advice}}
     except Cancelled:
         return {"cancelled": True}
     except MemoryError:

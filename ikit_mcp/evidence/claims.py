@@ -63,17 +63,21 @@ def _claim(parent: Path) -> tuple[Path, int]:
 def _take(descriptor: int) -> bool:
     """Take the lock without waiting; whether it was free. Elsewhere age decides (``sweep``)."""
     if sys.platform == "win32":
-        return time.time() - os.fstat(descriptor).st_mtime < 1 or _old(os.fstat(descriptor))
+        return _new_or_old(os.fstat(descriptor))
     else:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError:  # a file system without locks: age decides there, too
+            return _new_or_old(os.fstat(descriptor))
         return True
 
 
-def _old(info: os.stat_result) -> bool:
-    return time.time() - info.st_mtime > ABANDONED_SECONDS
+def _new_or_old(info: os.stat_result) -> bool:
+    """Without locks: a file that this process just made, or one that was left long ago."""
+    age = time.time() - info.st_mtime
+    return age < 1 or age > ABANDONED_SECONDS
 
 
 def _still_there(descriptor: int, path: Path) -> bool:

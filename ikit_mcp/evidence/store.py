@@ -61,17 +61,38 @@ class Store:
     @contextmanager
     def stage(self) -> Iterator[Stage]:
         """A place to build one record; what is not committed is gone when the block ends."""
-        with _storing(self.root):
-            files.private_folder(self.root)
-            files.refuse_shared(self.home)
-            files.refuse_shared(self.root, "evidence folder")
-            staging = self.root / STAGING
-            files.refuse_link(staging)
-            claims.sweep(files.private_folder(staging))
         with ExitStack() as stack:
             with _storing(self.root):
+                staging = self._staging()
+                claims.sweep(staging)
                 folder = stack.enter_context(claims.claimed_folder(staging))
             yield Stage(self, folder)
+
+    def ready(self) -> None:
+        """OpError when nothing could be saved here: a read-only, full or foreign home."""
+        with _storing(self.root), claims.claimed_folder(self._staging()) as folder:
+            files.write_private(folder / RECORD_FILE, bytes(4_096))
+
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """A private folder for what is in the making, on the disk of the records."""
+        work = self.home / "work"
+        with ExitStack() as stack:
+            with _storing(work):
+                files.private_folder(self.home)
+                files.refuse_link(work)
+                claims.sweep(files.private_folder(work))
+                folder = stack.enter_context(claims.claimed_folder(work))
+            yield folder
+
+    def _staging(self) -> Path:
+        """The folder that records are built in, made when it is not there; OSError, OpError."""
+        files.private_folder(self.root)
+        files.refuse_shared(self.home)
+        files.refuse_shared(self.root, "evidence folder")
+        staging = self.root / STAGING
+        files.refuse_link(staging)
+        return files.private_folder(staging)
 
     # --- reading ---------------------------------------------------------------
 
@@ -192,15 +213,16 @@ class Store:
             if isinstance(a, dict) and isinstance(a.get("name"), str)
         }
         for name, artifact in artifacts.items():
-            found.extend(self._artifact_problems(evidence_id, name, artifact))
+            found.extend(self.artifact_problems(evidence_id, name, artifact))
         there = set(os.listdir(self.folder(evidence_id)))
         orphans = sorted(map(files.printable, there - set(artifacts) - {RECORD_FILE}))
         found.extend(f"a file that the record does not list: {name[:100]}" for name in orphans)
         return found
 
-    def _artifact_problems(
+    def artifact_problems(
         self, evidence_id: str, name: str, artifact: dict[str, Any]
     ) -> Iterator[str]:
+        """What is wrong with the file of an artifact that a record lists: size, content."""
         try:
             descriptor = self.open_artifact(evidence_id, name)
         except OpError as error:

@@ -37,6 +37,8 @@ from ikit_mcp.process.secret_rules import (
 SHORTEST = 8
 """Characters of the shortest value that is searched for: shorter ones occur by chance."""
 
+SIGNING_KEY = "IKIT_SIGNING_KEY"
+
 DEEPEST = 100
 """Levels of a JSON value that are followed; what lies deeper is left out."""
 
@@ -56,11 +58,24 @@ def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in environ.items():
         finding = name_finding(name, value)
+        if name == SIGNING_KEY and finding is not None and finding.number != 7:
+            continue  # the path of a key; an error about it must name it
         if finding is not None:
             secret = _secret_part(value.strip(), by_value=finding.number in (6, 7))
             if secret is not None and len(secret) >= SHORTEST and not _is_harmless(secret):
                 found[name] = secret
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def _known(environ: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """``known_secrets`` of a whole environment, worked out once."""
+    return known_secrets(dict(environ))
+
+
+def own_secrets() -> dict[str, str]:
+    """The secret values in this process's environment, by the variable's name."""
+    return _known(tuple(os.environ.items()))
 
 
 def _secret_part(value: str, by_value: bool) -> str | None:
@@ -121,7 +136,13 @@ class Redactor:
         ]
 
     def text(self, text: str) -> str:
-        """The text without secrets; itself when it holds none."""
+        """The text without secrets; itself when it holds none.
+
+        A byte that was no UTF-8 (a lone surrogate, in a file's name) becomes its escape:
+        no writer could send it.
+        """
+        if not text.isascii():
+            text = _sendable(text)
         for form, shown in self.text_forms:
             if form in text:
                 text = text.replace(form, shown)
@@ -170,6 +191,15 @@ class Redactor:
         return self.json(item, depth + 1)
 
 
+def _sendable(text: str) -> str:
+    """The text with lone surrogates as escapes; itself when it has none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text
+
+
 def _replace(rule: ValueRule, text: str) -> str:
     """The text with the secret of each match of the rule replaced."""
     pieces, end = [], 0
@@ -187,7 +217,7 @@ def _redactor(secrets: frozenset[tuple[str, str]]) -> Redactor:
 
 def redactor(secrets: Mapping[str, str] | None = None) -> Redactor:
     """The Redactor for these secrets; None means those of this process's environment."""
-    known = known_secrets(os.environ) if secrets is None else secrets
+    known = own_secrets() if secrets is None else secrets
     return _redactor(frozenset(known.items()))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from ikit_mcp.process.redaction import (
     Redactor,
     known_secrets,
+    own_secrets,
     redact,
     redact_bytes,
     redact_json,
@@ -26,6 +27,7 @@ from ikit_mcp.process.secret_rules import secret_argv, secret_name, secret_value
 __all__ = [
     "Redactor",
     "known_secrets",
+    "own_secrets",
     "redact",
     "redact_bytes",
     "redact_json",

@@ -12,14 +12,13 @@ that leaves is redacted here.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import mcp.types as t
 from mcp.shared.exceptions import MCPError
 
-from ikit_mcp.call import Shown, one_line
+from ikit_mcp.call import Shown, one_line, visible
 from ikit_mcp.evidence import paging
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.jobs import Job
@@ -138,8 +137,8 @@ def result(structured: Mapping[str, Any], record: EvidenceRecord | None = None) 
 
     The artifacts of ``record`` are named by resource links.
     """
-    clean = secrets.redact_json(dict(structured), secrets.known_secrets(os.environ))
-    size = paging.size(clean)
+    sent = clean(dict(structured))
+    size = paging.size(sent)
     if size > REPLY_CHARACTERS - 2_000:
         return error(
             OpError(
@@ -147,11 +146,24 @@ def result(structured: Mapping[str, Any], record: EvidenceRecord | None = None) 
                 "ask for less: a path, or a smaller limit",
             )
         )
-    text = text_of(clean)
+    text = text_of(sent)
     room = REPLY_CHARACTERS - size
     content: list[t.ContentBlock] = [t.TextContent(type="text", text=_cut(text, room))]
     content += _links(record) if record is not None else []
-    return t.CallToolResult(content=content, structured_content=clean)
+    return t.CallToolResult(content=content, structured_content=sent)
+
+
+def clean(value: Any) -> Any:
+    """What may leave: without secrets, and without what a terminal would obey."""
+    return _shown(secrets.redact_json(value))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 def _links(record: EvidenceRecord) -> list[t.ContentBlock]:
@@ -168,13 +180,20 @@ def _links(record: EvidenceRecord) -> list[t.ContentBlock]:
 
 
 def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(0, room - 60)] + "\n… (cut: ask for less)"
+    """The text cut to so many characters on the wire, where quotes and lines are escaped."""
+    escaped = len(json.dumps(text, ensure_ascii=False))
+    if escaped <= room:
+        return text
+    kept = text[: max(0, (room - 60) * len(text) // escaped)]
+    while kept and len(json.dumps(kept, ensure_ascii=False)) > room - 40:
+        kept = kept[: len(kept) * 9 // 10]
+    return kept + "\n… (cut: ask for less)"
 
 
 def error(problem: OpError) -> t.CallToolResult:
     """A tool error with its next step, inside the budget for an error."""
-    text = secrets.redact(f"{problem.what}", secrets.known_secrets(os.environ))
-    advice = secrets.redact(problem.next_step, secrets.known_secrets(os.environ))
+    text = visible(secrets.redact(problem.what))
+    advice = visible(secrets.redact(problem.next_step))
     room = ERROR_CHARACTERS - min(len(advice), 600) - 8
     said = _cut(text, room) + (f"\nNext: {advice[:600]}" if advice else "")
     return t.CallToolResult(content=[t.TextContent(type="text", text=said)], is_error=True)
@@ -182,9 +201,8 @@ def error(problem: OpError) -> t.CallToolResult:
 
 def refusal(message: str, uri: str | None = None) -> MCPError:
     """The protocol error for what the caller named and is not there; redacted like a reply."""
-    known = secrets.known_secrets(os.environ)
-    data = None if uri is None else {"uri": secrets.redact(one_line(uri), known)}
-    return MCPError(t.INVALID_PARAMS, secrets.redact(one_line(message, 600), known), data)
+    data = None if uri is None else {"uri": one_line(uri)}
+    return MCPError(t.INVALID_PARAMS, one_line(message, 600), data)
 
 
 def bug(tool: str, bug_id: str) -> t.CallToolResult:

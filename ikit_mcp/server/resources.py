@@ -14,7 +14,6 @@ import os
 import re
 import sqlite3
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import anyio.to_thread
 import mcp.types as t
@@ -22,6 +21,7 @@ from mcp.server import ServerRequestContext
 
 from ikit_mcp.call import Settings, one_line
 from ikit_mcp.evidence import index, paging
+from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import secrets
 from ikit_mcp.registry import OpError
@@ -30,7 +30,12 @@ from ikit_mcp.server import replies
 PAGE = 40
 COMPLETIONS = 50
 PIECE_CHARACTERS = 20_000
-_URI = re.compile(r"evidence://([0-9a-fA-F]{6,64})(?:/([A-Za-z0-9][A-Za-z0-9._-]{0,99}))?")
+_URI = re.compile(
+    r"evidence://(?P<id>[0-9a-fA-F]{6,64})"
+    r"(?:/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})(?:\?offset=(?P<offset>[0-9]{1,15}))?)?",
+    re.ASCII,
+)
+_CURSOR = re.compile(r"(?P<until>[0-9TZ:.+-]{1,40})~(?P<offset>[0-9]{1,9})", re.ASCII)
 Context = ServerRequestContext[Any, Any]
 
 
@@ -101,54 +106,56 @@ class Resources:
         return t.ReadResourceResult(contents=[contents])
 
     def _read(self, uri: str) -> t.TextResourceContents | t.BlobResourceContents:
-        parts = urlsplit(uri)
-        match = _URI.fullmatch(uri.split("?")[0])
+        match = _URI.fullmatch(uri)
         if match is None:
             raise OpError(f"{one_line(uri, 100)} is not evidence://ID or evidence://ID/NAME")
-        evidence_id = self._store.resolve(match[1])
-        if match[2] is not None:
-            return self._artifact(uri, evidence_id, match[2], _offset(parts.query))
-        record = self._store.load(evidence_id)
+        record = self._store.load(self._store.resolve(match["id"]))
+        if match["name"] is not None:
+            return self._artifact(uri, record, match["name"], int(match["offset"] or 0))
         shown = paging.outline(record.raw, "", PIECE_CHARACTERS)
         if record.problem is not None:
             shown = {"problem": record.problem, "record": shown}
-        text = json.dumps(secrets.redact_json(shown, secrets.known_secrets(os.environ)), indent=1)
-        if len(text) > PIECE_CHARACTERS + 3_000:
-            text = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(replies.clean(shown), separators=(",", ":"), ensure_ascii=False)
         return t.TextResourceContents(uri=uri, mime_type="application/json", text=text)
 
     def _artifact(
-        self, uri: str, evidence_id: str, name: str, offset: int
+        self, uri: str, record: EvidenceRecord, name: str, offset: int
     ) -> t.TextResourceContents | t.BlobResourceContents:
         """A piece of an artifact, as text where its type says so and it is UTF-8."""
-        record = self._store.load(evidence_id)
-        listed = {a.get("name"): a for a in record.get("artifacts") or [] if isinstance(a, dict)}
-        if name not in listed:
-            raise OpError(f"record {evidence_id[:12]} lists no artifact {name!r}")
-        media_type = str(listed[name].get("media_type") or "application/octet-stream")
-        with os.fdopen(self._store.open_artifact(evidence_id, name), "rb") as file:
+        listed = _listed(record, name)
+        problem = record.problem or self._altered(record, name, listed, offset)
+        with os.fdopen(self._store.open_artifact(record.evidence_id, name), "rb") as file:
             total = os.fstat(file.fileno()).st_size
             file.seek(offset)
             piece = file.read(PIECE_CHARACTERS)
-        whole = t.TextResourceContents if _is_text(media_type) else t.BlobResourceContents
-        if whole is t.TextResourceContents:
-            try:
-                text, used = _decoded_piece(piece, last=offset + len(piece) >= total)
-            except UnicodeDecodeError:
-                whole = t.BlobResourceContents
-            else:
-                meta = _piece_meta(evidence_id, name, offset, used, total)
-                return t.TextResourceContents(
-                    uri=uri, mime_type=media_type, text=self._clean(text), _meta=meta
-                )
-        piece = piece[: PIECE_CHARACTERS * 3 // 4]
-        meta = _piece_meta(evidence_id, name, offset, len(piece), total)
-        blob = base64.b64encode(piece).decode("ascii")
+        meta: dict[str, Any] = {"total_bytes": total, "offset": offset}
+        if problem is not None:
+            meta["problem"] = problem
+        media_type = str(listed.get("media_type") or "application/octet-stream")
+        base = f"evidence://{record.evidence_id}/{name}"
+        text = _text_of(piece, last=offset + len(piece) >= total) if _is_text(media_type) else None
+        used = len(text.encode("utf-8")) if text is not None else PIECE_CHARACTERS * 3 // 4
+        if offset + used < total:
+            meta["next"] = f"{base}?offset={offset + used}"
+        if text is not None:
+            return t.TextResourceContents(
+                uri=uri, mime_type=media_type, text=self._clean(text), _meta=meta
+            )
+        blob = base64.b64encode(piece[:used]).decode("ascii")
         return t.BlobResourceContents(uri=uri, mime_type=media_type, blob=blob, _meta=meta)
+
+    def _altered(
+        self, record: EvidenceRecord, name: str, listed: dict[str, Any], offset: int
+    ) -> str | None:
+        """What is wrong with the file: looked at before its first piece is shown."""
+        if offset:
+            return None
+        found = self._store.artifact_problems(record.evidence_id, name, listed)
+        return next(iter(found), None)
 
     @staticmethod
     def _clean(text: str) -> str:
-        clean: str = secrets.redact(text, secrets.known_secrets(os.environ))
+        clean: str = secrets.redact(text)
         return clean
 
     async def complete(self, ctx: Context, params: t.CompleteRequestParams) -> t.CompleteResult:
@@ -174,43 +181,32 @@ def _is_text(media_type: str) -> bool:
     )  # fmt: skip
 
 
-def _decoded_piece(piece: bytes, *, last: bool) -> tuple[str, int]:
-    """The text of a piece and how many bytes it took: a split character is left for the next."""
-    for cut in range(4):
+def _text_of(piece: bytes, *, last: bool) -> str | None:
+    """The text of a piece, None when it is none; a split character is left for the next."""
+    for cut in range(1 if last else 4):
         try:
-            return piece[: len(piece) - cut].decode("utf-8"), len(piece) - cut
-        except UnicodeDecodeError as error:
-            if last or error.start < len(piece) - 4:
-                raise
-    return piece.decode("utf-8"), len(piece)
+            return piece[: len(piece) - cut].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+    return None
 
 
-def _piece_meta(evidence_id: str, name: str, offset: int, used: int, total: int) -> dict[str, Any]:
-    meta: dict[str, Any] = {"total_bytes": total, "offset": offset}
-    if offset + used < total:
-        meta["next"] = f"evidence://{evidence_id}/{name}?offset={offset + used}"
-    return meta
+def _listed(record: EvidenceRecord, name: str) -> dict[str, Any]:
+    """The record's own entry for an artifact; OpError when it lists none of that name."""
+    entries = record.get("artifacts")
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("name") == name:
+            return entry
+    raise OpError(f"record {record.evidence_id[:12]} lists no artifact {name!r}")
 
 
-def _offset(query: str) -> int:
-    given = parse_qs(query).get("offset", ["0"])[0]
-    if not given.isdigit() or len(given) > 15:
-        raise OpError(f"offset {one_line(given, 40)!r} is not a whole number")
-    return int(given)
-
-
-def _encoded(until: str | None, offset: int) -> str:
-    raw = json.dumps([until, offset]).encode("utf-8")
-    return base64.urlsafe_b64encode(raw).decode("ascii")
+def _encoded(until: str, offset: int) -> str:
+    return f"{until}~{offset}"
 
 
 def _decoded(cursor: str | None) -> tuple[str | None, int]:
     if cursor is None:
         return None, 0
-    try:
-        until, offset = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
-        if (until is None or isinstance(until, str)) and type(offset) is int and offset >= 0:
-            return until, offset
-    except (ValueError, TypeError):
-        pass
+    if match := _CURSOR.fullmatch(cursor):
+        return match["until"], int(match["offset"])
     raise replies.refusal("The cursor is not one of this server's")

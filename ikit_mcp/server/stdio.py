@@ -12,22 +12,29 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.abc
+import mcp.types as t
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
 
 from ikit_mcp import __version__
+from ikit_mcp.registry import OpError
 from ikit_mcp.runner import Runner
+from ikit_mcp.server import replies
 from ikit_mcp.server.resources import Resources
 from ikit_mcp.server.tools import Tools
+from ikit_mcp.worker import report_bug
 
 NAME = "ikit"
+Handler = Callable[[Any, Any], Awaitable[Any]]
 PARENT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -58,10 +65,10 @@ def build(runner: Runner) -> tuple[Server[Any], Tools]:
         instructions=INSTRUCTIONS,
         on_list_tools=tools.list_tools,
         on_call_tool=tools.call,
-        on_list_resources=resources.list_resources,
+        on_list_resources=guarded(resources.list_resources),
         on_list_resource_templates=resources.templates,
-        on_read_resource=resources.read,
-        on_completion=resources.complete,
+        on_read_resource=guarded(resources.read),
+        on_completion=guarded(resources.complete),
     )
 
     async def watch_cancelled(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
@@ -75,9 +82,55 @@ def build(runner: Runner) -> tuple[Server[Any], Tools]:
     return server, tools
 
 
+def guarded(handler: Handler) -> Handler:
+    """The handler with its failures told by us: the SDK would send an exception's own text."""
+
+    async def answer(ctx: Any, params: Any) -> Any:
+        """Answer, or refuse with what can be done, or name a bug by its id."""
+        try:
+            return await handler(ctx, params)
+        except OpError as problem:
+            raise replies.refusal(str(problem)) from None
+        except MCPError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a bug: an id to the client, the rest to stderr
+            text = f"Internal error {report_bug(error).id}; see the server's standard error"
+            raise MCPError(t.INTERNAL_ERROR, text) from None
+
+    return answer
+
+
+class Requests(io.TextIOWrapper):
+    """Standard input, whose lines every JSON parser takes.
+
+    A lone surrogate (half of an emoji) is valid in a JSON escape and no Unicode text: the
+    SDK's parser drops the whole line, and the client waits for ever.  It becomes U+FFFF, which
+    is no character, and which the parser of arguments refuses by name.
+    """
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next line, mended."""
+        line = super().readline(size)
+        return _ESCAPE.sub(_mended, line) if "\\ud" in line.lower() else line
+
+
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|u[dD][c-fC-F][0-9a-fA-F]{2}|.)"
+)
+
+
+def _mended(escape: re.Match[str]) -> str:
+    lone = len(escape[0]) == 6 and escape[0][2] in "dD" and escape[0][3] in "89abcdefABCDEF"
+    return "\\uffff" if lone else escape[0]
+
+
 def serve(wire: io.TextIOWrapper, make_runner: Callable[[], Runner]) -> int:
     """Serve until something ends it; the process's exit status."""
     parent = os.getppid()
+    requests = Requests(os.fdopen(os.dup(0), "rb"), encoding="utf-8", errors="replace")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # nobody but the protocol reads what the client sends
+    os.close(null)
     server, tools = build(make_runner())
 
     def end(status: int) -> None:
@@ -89,19 +142,24 @@ def serve(wire: io.TextIOWrapper, make_runner: Callable[[], Runner]) -> int:
         sys.stderr.flush()
         os._exit(status)
 
-    anyio.run(_serve, server, wire, parent, end)
+    anyio.run(_serve, server, requests, wire, parent, end)
     end(0)
     return 0
 
 
 async def _serve(
-    server: Server[Any], wire: io.TextIOWrapper, parent: int, end: Callable[[int], None]
+    server: Server[Any],
+    requests: io.TextIOWrapper,
+    wire: io.TextIOWrapper,
+    parent: int,
+    end: Callable[[int], None],
 ) -> None:
     async with anyio.create_task_group() as group:
         if sys.platform != "win32":
             await group.start(_until_signal, end)
             group.start_soon(_until_orphaned, parent, end)
-        async with stdio_server(stdout=anyio.wrap_file(wire)) as (read, write):
+        streams = stdio_server(anyio.wrap_file(requests), anyio.wrap_file(wire))
+        async with streams as (read, write):
             await server.run(read, write, server.create_initialization_options())
         end(0)
 

@@ -8,9 +8,13 @@ jobs; a cancelled call ends its job, unless the client only stopped waiting.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+import itertools
 import re
 import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +25,7 @@ from mcp.server import ServerRequestContext
 
 from ikit_mcp import jobs as job_table
 from ikit_mcp.arguments import parse, schema
-from ikit_mcp.call import Cancelled
+from ikit_mcp.call import Cancelled, Progress, one_line
 from ikit_mcp.jobs import Job, Jobs, Notify
 from ikit_mcp.registry import EXECUTES, READS, Operation, OpError
 from ikit_mcp.runner import Control, Outcome, Request, Runner
@@ -98,19 +102,26 @@ class Tools:
         if operation.name == "job_status":
             return await self._job_status(ctx, **values)
         if operation.name == "cancel_job":
-            return await self._cancel_job(**values)
+            return await self._cancel_job(ctx, **values)
         wait = values.pop("wait_seconds", None) if operation.long else None
         request = self.runner.check(operation.name, values)
         if wait is None:
-            return shown_outcome(await self._in_thread(request))
+            return shown_outcome(await self._in_thread(ctx, request))
         return await self._as_job(ctx, request, wait)
 
-    async def _in_thread(self, request: Request) -> Outcome:
+    async def _in_thread(self, ctx: Context, request: Request) -> Outcome:
         """Run a short operation beside the event loop; a cancelled call leaves the thread."""
         cancel = threading.Event()
-        run = functools.partial(self.runner.here, request, Control(cancel=cancel))
+        latest = [Progress(0, None, request.operation.name)]
+
+        def note(progress: Progress) -> None:
+            """Keep what the operation says, for the heartbeat."""
+            latest[0] = progress
+
+        run = functools.partial(self.runner.here, request, Control(note, cancel))
         try:
-            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+            async with _heartbeat(ctx, lambda: latest[0]):
+                return await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
         except anyio.get_cancelled_exc_class():
             cancel.set()
             raise
@@ -145,9 +156,9 @@ class Tools:
         ]
         return replies.result({"jobs": table[:100], "total": len(table)})
 
-    async def _cancel_job(self, job_id: str) -> t.CallToolResult:
+    async def _cancel_job(self, ctx: Context, job_id: str) -> t.CallToolResult:
         job = self.jobs.cancel(job_id)
-        await self.jobs.wait(job, CANCEL_SECONDS)
+        await self.jobs.wait(job, CANCEL_SECONDS, _notifier(ctx))
         if job.state == "done":
             return shown_outcome(job.future.result(), job.id)
         if job.state == "failed":
@@ -172,9 +183,28 @@ def shown_outcome(outcome: Outcome, job_id: str | None = None) -> t.CallToolResu
     return replies.result(reply)
 
 
+@contextlib.asynccontextmanager
+async def _heartbeat(ctx: Context, latest: Callable[[], Progress]) -> AsyncIterator[None]:
+    """While the block runs, say every few seconds what is being done."""
+    notify = _notifier(ctx)
+
+    async def beat() -> None:
+        """Tell it, counting the seconds: an operation may say nothing for long."""
+        for number in itertools.count(1):
+            await anyio.sleep(job_table.HEARTBEAT_SECONDS)
+            what = latest().what or "running"
+            await notify(number * job_table.HEARTBEAT_SECONDS, None, f"{what} (still running)")
+
+    task = asyncio.ensure_future(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 def _notifier(ctx: Context) -> Notify:
     async def notify(done: float, total: float | None, what: str) -> None:
         """Send one progress notification; nothing when the client gave no token."""
-        await ctx.session.report_progress(done, total, what)
+        await ctx.session.report_progress(done, total, one_line(what))
 
     return notify

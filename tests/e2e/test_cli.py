@@ -80,10 +80,11 @@ def test_exit_status_tells_refused_from_misused_and_not_valid(
 ) -> None:
     assert main(["roofline", str(tmp_path / "nothing")]) == 1
     assert "Next:" in capsys.readouterr().err
-    assert main(["roofline", str(llama), "--context", "-1"]) == 1
+    assert main(["roofline", str(llama), "--context", "-1"]) == 2
+    assert "a whole number from 0" in capsys.readouterr().err
     with pytest.raises(SystemExit) as usage:
-        main(["roofline", "--no-such-option"])
-    assert usage.value.code == 2
+        main(["roofline", str(llama), "--contxt", "5"])
+    assert usage.value.code == 2 and "did you mean --context?" in capsys.readouterr().err
     assert main([]) == 2
     assert main(["roofline", str(llama), "--gpu-bw", "3350", "--check"]) == 0
 
@@ -96,6 +97,68 @@ def test_check_follows_the_verdict_of_verify(
     flip_a_byte(home, record.evidence_id, b"100")
     assert main(["evidence", "verify"]) == 0
     assert main(["evidence", "verify", "--check"]) == 3
+
+
+def test_check_follows_the_integrity_of_what_is_shown(home: Path) -> None:
+    record = save(home, 1)
+    assert main(["evidence", "show", record.evidence_id, "--check"]) == 0
+    flip_a_byte(home, record.evidence_id, b"100")
+    assert main(["evidence", "show", record.evidence_id, "--check"]) == 3
+
+
+def test_verify_names_the_problem_of_each_record(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = save(home, 1)
+    flip_a_byte(home, record.evidence_id, b"record 1")
+    assert main(["evidence", "verify"]) == 0
+    assert "altered" in capsys.readouterr().out
+
+
+def test_what_a_terminal_would_obey_is_shown_as_its_escape(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = save(home, 1, data={"name": "a\u202eb\u009b31mc\u2028d"})
+    assert main(["evidence", "show", record.evidence_id, "--path", "data"]) == 0
+    out = capsys.readouterr().out
+    assert "\\u202e" in out and not set("\u202e\u009b\u2028") & set(out)
+
+
+def test_a_bug_on_the_command_line_is_an_id_and_a_traceback_without_the_secret(
+    tmp_path: Path,
+) -> None:
+    secret = "correct-horse-battery-staple"
+    env = {**os.environ, **plugin.environment(ACME_API_KEY=secret), "IKIT_HOME": str(tmp_path)}
+    argv = [sys.executable, "-m", "ikit_mcp.cli", "acme", "bug"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False,
+                          stdin=subprocess.DEVNULL)  # fmt: skip
+    assert done.returncode == 1 and "internal error" in done.stderr
+    assert "RuntimeError" in done.stderr and secret not in done.stderr
+
+
+def test_a_full_disk_behind_the_output_is_said_in_one_line(home: Path) -> None:
+    command = f"{sys.executable} -m ikit_mcp.cli evidence list > /dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False,
+                          stdin=subprocess.DEVNULL)  # fmt: skip
+    assert done.returncode == 1 and "cannot write the output" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signing_key_that_cannot_be_used_is_told_before_anything_is_measured(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IKIT_SIGNING_KEY", "/nowhere/key.pem")
+    assert main(["bandwidth", "--device", "cpu", "--seconds", "1"]) == 1
+    told = capsys.readouterr().err
+    assert "cannot read the signing key /nowhere/key.pem" in told and "…" not in told
+
+
+def test_a_home_of_nobody_is_an_error_that_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IKIT_HOME", "~no-such-user-here/ikit")
+    assert main(["evidence", "list"]) == 1
+    assert "no such user" in capsys.readouterr().err
 
 
 def test_check_is_3_for_a_record_that_is_not_valid(tmp_path: Path) -> None:
@@ -240,7 +303,7 @@ def test_svg_is_refused_before_the_call_where_no_file_can_be(
     for target, why in ((folder, "is a folder"), (tmp_path / "no" / "x.svg", "there is no folder")):
         assert main(["roofline", str(llama), "--svg", str(target)]) == 1
         assert why in capsys.readouterr().err
-    assert list(folder.iterdir()) == [] and not (home / "evidence").exists()
+    assert list(folder.iterdir()) == [] and not list(home.rglob("evidence.json"))
 
 
 def test_svg_that_cannot_be_written_names_the_record_that_is_stored(

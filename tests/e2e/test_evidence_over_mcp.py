@@ -14,6 +14,7 @@ import pytest
 
 from helpers.evidence import flip_a_byte, save
 from helpers.stdio import Wire
+from ikit_mcp.evidence.store import Store
 
 BUDGET = 24_000
 SAVER = """
@@ -170,6 +171,11 @@ def test_an_artifact_is_read_as_a_resource_in_pieces_that_join_to_the_whole(tmp_
                 uri = piece["_meta"].get("next")
             assert len(parts) > 1
             assert (b"" if isinstance(whole, bytes) else "").join(parts) == whole
+        stored = Store(tmp_path).folder(record.evidence_id) / "log.txt"
+        stored.write_bytes(stored.read_bytes().replace(b"1\n", b"2\n", 1))
+        uri = f"evidence://{record.evidence_id}/log.txt"
+        [piece] = wire.ask("resources/read", {"uri": uri})()["result"]["contents"]
+        assert "altered" in piece["_meta"]["problem"]
         for name in ("nothing.txt", "../evidence.json", ".hidden", "evidence.json"):
             uri = f"evidence://{record.evidence_id}/{name}"
             assert wire.ask("resources/read", {"uri": uri})()["error"]["code"] == -32602

@@ -60,7 +60,6 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
             "frames": json.dumps(running.frames).encode(),
         }
         files = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-        assert any(name.endswith("evidence.json") for name in files) or not files
         for name, content in (places | files).items():
             for trace in traces():
                 assert trace not in content, f"a secret is in {name}"
@@ -88,6 +87,13 @@ def test_a_secret_in_an_exception_is_redacted_in_the_reply_and_on_standard_error
     wire: Wire, how: str
 ) -> None:
     assert wire.call("acme_fail", how=how)["isError"]
+
+
+def test_a_secret_in_a_progress_message_is_redacted(wire: Wire) -> None:
+    asked = {"name": "acme_tell", "arguments": {}, "_meta": {"progressToken": "t"}}
+    assert wire.ask("tools/call", asked)()["result"]["structuredContent"]["status"] == "done"
+    told = [n["params"].get("message", "") for n in wire.notifications]
+    assert any("redacted" in message for message in told)
 
 
 def test_a_secret_in_an_argument_is_refused_and_not_repeated(wire: Wire) -> None:

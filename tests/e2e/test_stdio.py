@@ -112,6 +112,64 @@ def test_a_read_only_server_offers_only_what_reads(tmp_path: Path) -> None:
         assert wire.ask("tools/call", call)()["error"]["code"] == -32602
 
 
+def test_an_operation_that_exits_is_a_bug_and_the_server_goes_on(tmp_path: Path) -> None:
+    with Wire(tmp_path, env=plugin.environment()) as wire:
+        wire.initialize()
+        assert "Internal error" in wire.call("acme_exit")["content"][0]["text"]
+        assert wire.structured("list_evidence")["total"] == 0
+
+
+def test_a_file_name_that_is_no_unicode_is_named_by_its_escape(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    Path(os.fsdecode(os.fsencode(model) + b"/model\xff.safetensors")).write_bytes(b"rubbish")
+    home = os.fsdecode(os.fsencode(tmp_path) + b"/home\xff")
+    with Wire(Path(home)) as wire:
+        wire.initialize()
+        result = wire.call("roofline", model=str(model))
+        assert result["isError"] and "\\udcff" in result["content"][0]["text"]
+        assert wire.structured("list_evidence")["root"].endswith("home\\udcff/evidence")
+
+
+def test_half_an_emoji_is_answered_wherever_it_stands(tmp_path: Path) -> None:
+    with Wire(tmp_path) as wire:
+        wire.initialize()
+        half = "half an emoji \ud83d"
+        result = wire.call("roofline", model=half)
+        assert result["isError"] and "lone surrogates" in result["content"][0]["text"]
+        assert wire.call("roofline", model="m", **{half: 1})["isError"]
+        for method, params in (
+            ("tools/call", {"name": half, "arguments": {}}),
+            ("resources/read", {"uri": f"evidence://{half}"}),
+            ("resources/list", {"cursor": half}),
+        ):
+            assert wire.ask(method, params)()["error"]["code"] == -32602
+        listed = wire.structured("list_evidence", model="a whole \U0001f600, a \\ud83d of text")
+        assert listed["total"] == 0
+
+
+def test_odd_resource_addresses_and_cursors_are_refused_by_us(tmp_path: Path) -> None:
+    with Wire(tmp_path) as wire:
+        wire.initialize()
+        for uri in ("evidence://[", "evidence://", "evidence://abcdef/a?offset=9" + "9" * 40):
+            assert wire.ask("resources/read", {"uri": uri})()["error"]["code"] == -32602
+        for cursor in ("[null,1e99]", "[" * 5_000, "x~1", "2026~" + "9" * 30):
+            assert wire.ask("resources/list", {"cursor": cursor})()["error"]["code"] == -32602
+        wire.close()
+        assert "Traceback" not in wire.stderr()
+
+
+def test_a_home_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "evidence").write_text("a file in the way", encoding="utf-8")
+    with Wire(home) as wire:
+        wire.initialize()
+        text = wire.call("roofline", model="m")["content"][0]["text"]
+        assert "evidence" in text and "Next:" in text and "Internal" not in text
+
+
 def test_rubbish_on_the_wire_does_not_end_the_server(tmp_path: Path) -> None:
     with Wire(tmp_path) as wire:
         wire.initialize()

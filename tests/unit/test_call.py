@@ -87,7 +87,7 @@ def test_text_from_outside_becomes_one_line_without_what_a_terminal_obeys() -> N
     assert one_line("a\x1b[31m\r\nb\u202ec\u2066\u200fd") == "a [31m bcd"
     assert one_line("x" * 500) == "x" * 199 + "…"
     assert one_line("\n\n") == ""
-    assert one_line("a\ud800b") == "a?b"
+    assert one_line("a\ud800b") == "a\\ud800b"
 
 
 def test_what_only_reads_may_not_save_and_must_return_a_dict(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def quantization_name(
     method, form = quantization.get("quant_method"), quantization.get("format")
     if method == "compressed-tensors" and isinstance(form, str):
         return _mixed_groups(quantization) if form == "mixed-precision" else _clean(form)
-    return _clean(method) if isinstance(method, str) else None
+    # Declared and not readable is not the same as not declared.
+    return (_clean(method) if isinstance(method, str) else "") or "unknown"
 
 
 def _mixed_groups(quantization: Mapping[str, Any]) -> str:

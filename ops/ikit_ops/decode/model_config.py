@@ -197,9 +197,12 @@ class ModelConfig:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The quantisation section, anywhere; MLX calls it ``quantization``."""
+        """The quantisation section, anywhere; MLX calls it ``quantization``.
+
+        One that is there and is no object is an empty section: a quantisation not known.
+        """
         value = self.outer("quantization_config", "quantization")
-        return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) or value is None else {}
 
 
 def whole(value: Any, key: str) -> int:

@@ -40,6 +40,23 @@ def acme_bug(call):
     raise RuntimeError("unexpected: " + os.environ.get("ACME_API_KEY", "no key"))
 
 
+@operation("acme_exit", ("acme", "exit"), "Try to end the process that runs the operation.",
+           [], effects=READS)
+def acme_exit(call):
+    """Never."""
+    sys.exit(7)
+
+
+@operation("acme_tell", ("acme", "tell"), "Tell its progress, with a secret in it.",
+           [], effects=MEASURES, long=True)
+def acme_tell(call):
+    """A record."""
+    for step in range(10):
+        call.progress(step, 10, "connecting with " + os.environ["ACME_API_KEY"])
+        time.sleep(0.05)
+    return call.save(Draft(kind="acme", claim_class="measured", valid=True, summary="told"))
+
+
 @operation("acme_long", ("acme", "long"), "Save a record after some steps, in a worker.",
            [Arg("steps", "integer", "How many steps", default=3, minimum=0, maximum=100_000),
             Arg("device", "string", "What to be alone on", default="cpu"),
