@@ -38,7 +38,7 @@ from ikit_ops.decode.limits import GB, in_gb, limitations
 from ikit_ops.decode.tally import Counts, Options
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
-_NUMBER = re.compile(r"[+-]?(?P<whole>[0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?P<whole>[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
 _MIN_GBS, _MAX_GBS = 0.01, 99_999.0
 _MAX_CONTEXT = 1 << 30
 
