@@ -312,8 +312,8 @@ def test_what_a_cache_can_hold_or_a_doubtful_bandwidth_explains_a_rate_above_the
     assert found("llamacpp", seen) == {("ceiling", "violation")}
     assert found("llamacpp", replace(seen, cached_part=0.1)) == {("ceiling", "warning")}
     assert found("llamacpp", replace(seen, cached_part=0.01)) == {("ceiling", "violation")}
-    assert found("llamacpp", replace(seen, ceiling_doubtful=True)) == {("ceiling", "warning")}
-    assert found("llamacpp", replace(seen, shared_memory=True)) == {("ceiling", "warning")}
+    assert found("llamacpp", replace(seen, ceiling_doubtful=True)) == {("ceiling", "unknown")}
+    assert found("llamacpp", replace(seen, shared_memory=True)) == {("ceiling", "unknown")}
     far = replace(seen, shared_memory=True, ceiling_tok_s=50.0)
     assert found("llamacpp", far) == {("ceiling", "violation")}
     assert found("llamacpp", replace(seen, ceiling_tok_s=99.0)) == set(), "inside the tolerance"

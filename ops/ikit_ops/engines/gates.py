@@ -402,7 +402,11 @@ def failed_rounds(seen: Seen) -> list[Check]:
 
 
 def ceiling(seen: Seen) -> list[Check]:
-    """Nothing decodes faster than memory can be read."""
+    """Nothing decodes faster than memory can be read.
+
+    A rate above its ceiling is a violation.  It is unknown, and so is the record's validity,
+    where the ceiling itself may be too low: the number then waits for a better ceiling.
+    """
     rate = median([row.rate() for row in seen.result.rounds])
     if seen.ceiling_tok_s is None or rate is None:
         return []
@@ -421,10 +425,10 @@ def ceiling(seen: Seen) -> list[Check]:
             "the memory of a virtual machine is shared with others, and what is left of its "
             "bandwidth moves; measure the bandwidth again, close to the benchmark"
         )
-        return [Check("ceiling", "warning", text)]
+        return [Check("ceiling", "unknown", text, required=True)]
     if seen.ceiling_doubtful:
-        text += "its bandwidth was measured amid noise, and is too low"
-        return [Check("ceiling", "warning", text)]
+        text += "its bandwidth was measured amid noise; measure it again on a quiet machine"
+        return [Check("ceiling", "unknown", text, required=True)]
     text += (
         "weights were not all read from memory for each token (a cache, drafted tokens, early "
         "stops, a wrong count), or the bandwidth of the ceiling is too low"
