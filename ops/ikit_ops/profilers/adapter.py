@@ -139,6 +139,8 @@ def converted(call: Call, argv: list[str], made: Path, what: str, *, to_file: bo
 
     said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     reason = one_line(said[-1], 160) if said else f"status {done.returncode}"
+    if done.ok and not said:
+        reason = "nothing was recorded"
     raise OpError(f"{what} could not be converted: {reason}", "export it where it was made")
 
 

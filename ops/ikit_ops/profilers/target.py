@@ -10,6 +10,8 @@ is named in the record.
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +54,10 @@ def of_command(
         there = False
     if not there:
         raise OpError(f"cwd {one_line(str(cwd), 120)} is no folder", "give an existing folder")
+    # Below a profiler and a shell a wrong name would look like a run that failed.
+    name = command[0]
+    if shutil.which(str(folder / name) if os.sep in name else name) is None:
+        raise OpError(f"{one_line(name, 120)}: no such program", "give its full path")
     device = devices[0]
     found = Target(
         tuple(command),

@@ -1,0 +1,211 @@
+"""Profiles of benchmarks: the configuration that was measured, and what differs from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.bench import run_here
+from helpers.real_engines import engine_python
+from helpers.tiny_models import TINY, shared_gguf, write_folder
+from ikit_mcp.call import Settings
+from ikit_mcp.evidence.signing import generate_key
+from ikit_mcp.evidence.store import Store
+from ikit_mcp.process import devices
+from ikit_mcp.registry import EXECUTES, MEASURES, OpError, load
+from ikit_mcp.runner import Control, Runner
+
+SMALL: dict[str, Any] = {"prompt_len": 48, "gen_len": 64, "rounds": 2, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one benchmark of the embedded llama.cpp."""
+    made = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GGML_MADE_UP", "1")
+        run_here(made, "bench", model=str(shared_gguf()), **SMALL)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def in_that_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names the home: effects of a call are worked out before it runs."""
+    monkeypatch.setenv("IKIT_HOME", str(home))
+
+
+def bench_id(home: Path) -> str:
+    """The id of the one benchmark."""
+    store = Store(home)
+    [found] = [i for i in store.ids() if store.load(i).kind == "bench"]
+    return found
+
+
+def test_a_benchmark_of_a_listed_engine_only_measures_and_everything_else_executes(
+    home: Path,
+) -> None:
+    effects_of = load(None).get("profile").effects_of
+    assert effects_of({"bench_id": bench_id(home)}) == MEASURES
+    assert effects_of({"bench_id": "abcdef"}) == EXECUTES
+    assert effects_of({"bench_id": bench_id(home), "command": ["true"]}) == EXECUTES
+    assert effects_of({"command": ["true"]}) == EXECUTES
+
+
+def test_the_worker_of_a_benchmark_is_profiled_and_what_it_was_not_given_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not here")
+    monkeypatch.setenv("GGML_MADE_UP", "1")
+    record = run_here(home, "profile", bench_id=bench_id(home), profiler="perf", steps=32)
+    assert record.valid is True
+    assert record.summary.startswith("perf, 32 decode steps: most CPU time:")
+    assert record.get("provenance", "parents") == [bench_id(home)]
+    assert record.get("identity", "engine", "name") == "llamacpp"
+    assert record.get("identity", "workload", "gen_len") == 32
+    limits = record.get("limitations")
+    assert any(
+        "1 engine variable of the benchmark was not passed on: GGML_MADE_UP" in x for x in limits
+    )
+    assert any("perf has no capture window" in line for line in limits)
+    differing = record.get("data", "config_differences")
+    assert differing[0]["field"] == "environment GGML_MADE_UP"
+    assert "GGML_MADE_UP" in record.get("data", "env_dropped")
+    seen = [(f["object"] or "") + f["name"] for f in record.get("data", "functions")]
+    assert any("ggml" in text or "llama" in text for text in seen)
+
+
+def test_a_variable_that_is_kept_is_no_difference(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not here")
+    monkeypatch.setenv("GGML_MADE_UP", "1")
+    record = run_here(
+        home, "profile", bench_id=bench_id(home), profiler="perf", steps=16,
+        keep_env=["GGML_MADE_UP"], capture="all",
+    )  # fmt: skip
+    fields = [row["field"] for row in record.get("data", "config_differences")]
+    assert "environment GGML_MADE_UP" not in fields
+    assert "GGML_MADE_UP" in record.get("data", "env_kept")
+
+
+def test_with_a_signing_key_only_trusted_benchmarks_are_run_again(
+    home: Path, tmp_path: Path
+) -> None:
+    key = generate_key(tmp_path / "keys")["private"]
+    runner = Runner(load(None), Settings(home, signing_key=Path(key)))
+    request = runner.check("profile", {"bench_id": bench_id(home), "profiler": "perf"})
+    with pytest.raises(OpError, match="not signed by a trusted key"):
+        runner.here(request, Control(devices=frozenset(devices.uuids_of("auto"))))
+
+
+def test_the_torch_profiler_sees_the_operators_of_a_real_script(home: Path, tmp_path: Path) -> None:
+    python = engine_python("transformers", always=True)
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import sys, torch\n"
+        "assert sys.argv[1:] == ['--size', '300'], sys.argv\n"
+        "a = torch.ones(300, 300)\n"
+        "for _ in range(20): a = torch.nn.functional.softmax(a @ a, -1)\n"
+        "print('done', float(a.sum()))\n",
+        encoding="utf-8",
+    )
+    record = run_here(
+        home, "profile", command=[python, "-u", str(script), "--size", "300"], profiler="torch"
+    )
+    assert record.valid is True, record.summary
+    operators = {row["name"]: row for row in record.get("data", "cpu_ops")}
+    assert operators["aten::mm"]["calls"] == 20 and operators["aten::_softmax"]["calls"] == 20
+    assert record.get("data", "kernels") == []
+    assert record.folder is not None
+    assert b"done" in (record.folder / "target.log").read_bytes()
+    assert (record.folder / "report.json").stat().st_size > 1_000
+
+
+def test_a_python_without_torch_is_told_apart_from_a_script_that_fails(
+    home: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "python3"  # this interpreter, without its packages
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
+    bare.chmod(0o755)
+    (tmp_path / "x.py").write_text("print(1)", encoding="utf-8")
+    with pytest.raises(OpError, match="has no torch"):
+        run_here(home, "profile", command=[str(bare), str(tmp_path / "x.py")], profiler="torch")
+
+
+STUB = """
+import json, os
+class _Activity:
+    CPU, CUDA = "cpu", "cuda"
+class _Profile:
+    def __init__(self, activities): self.activities = activities
+    def start(self): print("opened", self.activities, flush=True)
+    def stop(self): print("closed", flush=True)
+    def export_chrome_trace(self, path):
+        event = {"ph": "X", "cat": "kernel", "name": "stub", "ts": 1, "dur": 2}
+        open(path, "w").write(json.dumps({"traceEvents": [event]}))
+class profiler:
+    ProfilerActivity, profile = _Activity, _Profile
+    supported_activities = staticmethod(lambda: {"cpu", "cuda"})
+class cuda:
+    class profiler:
+        start = stop = staticmethod(lambda: None)
+"""
+
+
+@pytest.mark.parametrize("ending", ["return", "sys.exit(4)", "raise ValueError", "os._exit(5)"])
+def test_a_trace_is_written_however_the_script_ends(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    # A stand-in for torch: the real one takes seconds to import, four times over.
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(STUB, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "work.py").write_text(
+        f"import os, sys\ndef main():\n    print('works')\n    {ending}\nmain()\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "work"] if ending == "return" else [
+        sys.executable, str(tmp_path / "work.py")
+    ]  # fmt: skip
+    record = run_here(
+        home, "profile", command=command, profiler="torch", keep_env=["PYTHONPATH"],
+        cwd=str(tmp_path),
+    )  # fmt: skip
+    assert record.get("data", "kernels", 0, "name") == "stub"
+    status = {"return": 0, "sys.exit(4)": 4, "raise ValueError": 1, "os._exit(5)": 5}[ending]
+    assert record.get("data", "capture", "exit_status") == status
+    assert record.valid is (True if status == 0 else None)
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+    assert json.dumps(record.raw).count("opened") == 0
+
+
+def test_the_capture_of_the_transformers_engine_opens_after_warm_up(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = engine_python("transformers")
+    monkeypatch.setenv("IKIT_PYTHONS", python)
+    model = write_folder(tmp_path / "model")
+    made = run_here(
+        tmp_path / "home", "bench", model=str(model), engine="transformers", python=python,
+        prompt_len=16, gen_len=16, rounds=2, threads=1, engine_args=["compile=false"],
+    )  # fmt: skip
+    monkeypatch.setenv("IKIT_HOME", str(tmp_path / "home"))
+    record = run_here(
+        tmp_path / "home", "profile", bench_id=made.evidence_id, profiler="torch", steps=8
+    )
+    assert record.valid is True, record.summary
+    assert record.get("data", "capture", "window") is True
+    operators = {row["name"]: row["calls"] for row in record.get("data", "cpu_ops")}
+    # 8 steps of one round, and neither the warm-up nor a reference: 7 products a layer, lm_head.
+    products = sum(
+        calls for name, calls in operators.items() if name in ("aten::mm", "aten::addmm")
+    )
+    assert products == 8 * (7 * TINY.layers + 1)
+    assert record.get("identity", "engine", "name") == "transformers"
