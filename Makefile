@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: demo test lint types unit wheel inspector bench generated clean
 
-demo: $(VENV)/base
+demo: $(VENV)/demo
 	$(BIN)/python agent_examples/01_scripted_client/main.py
+	$(BIN)/python agent_examples/02_tune_an_engine/main.py
 
 test: lint types unit wheel
 
@@ -61,6 +62,10 @@ generated: $(VENV)/dev
 $(VENV)/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
+	touch $@
+
+$(VENV)/demo: $(VENV)/base
+	$(PIP) --editable '.[llamacpp]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/base

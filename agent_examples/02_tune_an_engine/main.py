@@ -29,8 +29,9 @@ async def ask(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
         assert not result.is_error, result.content
         reply = result.structured_content
     print(f"  {reply.get('summary') or ''}", flush=True)
-    for line in reply.get("warnings") or []:
-        print(f"  warning: {line}")
+    for kind in ("warnings", "missing"):
+        for line in reply.get(kind) or []:
+            print(f"  {kind}: {line}")
     return reply
 
 
@@ -50,7 +51,8 @@ async def walk(client: Client, path: Path) -> None:
     good = await ask(
         client, "bench", model=str(path), roofline=limit["evidence_id"], device="cpu", **WORKLOAD
     )
-    assert good["valid"] is True, good["gates"]
+    # On a shared machine the ceiling moves; a rate above it leaves the validity open (null).
+    assert good["valid"] is not False, good["gates"]
     share = numbers(good)["pct_of_ceiling"]
     assert share is not None and share > 0, share
     print(f"  the engine reaches {share:.0f} % of what one thread draws from memory")
