@@ -22,7 +22,7 @@ from ikit_ops.measure import cpu_bandwidth, datasheet, gpu_bandwidth, host
 from ikit_ops.measure.rounds import Outcome
 from ikit_ops.measure.telemetry import Telemetry, sources_for
 
-LONGEST = 600.0
+LONGEST = 60
 RESTLESS = ("other_load", "steal", "spread")
 REPLY = ("method", "memory_nodes", "datasheet_gbs", "share_of_datasheet")
 

@@ -136,7 +136,7 @@ def test_a_cancelled_measurement_ends_and_leaves_nothing_running(tmp_path: Path)
     with Wire(tmp_path / "home", env=environment(tmp_path)) as wire:
         wire.initialize()
         job = wire.structured(
-            "measure_bandwidth", device="cpu", seconds=600, size_bytes=SMALL, wait_seconds=0
+            "measure_bandwidth", device="cpu", seconds=60, size_bytes=SMALL, wait_seconds=0
         )["job_id"]
         running = until(lambda: workers_below(wire.process.pid))
         wire.structured("cancel_job", job_id=job)
@@ -149,7 +149,7 @@ def test_a_cancelled_measurement_ends_and_leaves_nothing_running(tmp_path: Path)
 @pytest.mark.skipif(not platform.SUPERVISED, reason="needs a supervisor")
 def test_a_killed_command_leaves_nothing_running(tmp_path: Path) -> None:
     command = subprocess.Popen(
-        [sys.executable, "-m", "ikit_mcp.cli", "bandwidth", "--device", "cpu", "--seconds", "600",
+        [sys.executable, "-m", "ikit_mcp.cli", "bandwidth", "--device", "cpu", "--seconds", "60",
          "--size-bytes", str(SMALL)],
         env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -9,6 +9,9 @@ One thread cannot fill the memory's pipes, and more threads than cores do not he
 waits for a limited number of cache lines at a time.  So the default is a thread per core.  With
 several memory nodes the threads are spread over them evenly by their CPUs, and each reads what
 lies on its own node: the sum is what the machine can do for an engine that places its data well.
+
+With few cores the copy rate can lie above the read rate: a core waits for what it loads, and a
+store that goes past the cache it does not wait for.  Decoding reads, so reading is its ceiling.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +31,14 @@ from ikit_ops.measure import host
 from ikit_ops.measure.rounds import Outcome, Progressing, answer_of, phases, rounds_of
 
 WORKER = Path(__file__).parent / "workers" / "cpu_bandwidth_worker.py"
-# Seconds of a sustained rate: several time slices, and two passes over the set at least.
-WINDOW = 0.05
+# Seconds of a sustained rate: what a decoding step takes, many chunks, and longer than the time
+# slice of a scheduler.  Much longer ones tell what else the machine was doing instead.
+WINDOW = 0.025
 ROUND = 0.5
 READ_PART = 0.6
 CHUNK = 32 << 20
-PAGES = ("huge", "default", "huge")  # of each draw: its rounds have physical pages of their own
+PAGES = ("huge", "default")  # of the draws, by turns: each has physical pages of its own
+MOST_DRAWS = 6
 PAGE = 1 << 16  # the largest base page in use; slices are multiples of it
 TIMES_CACHE, LEAST_TIMES_CACHE = 16, 4
 LEAST_SET, LARGEST_SET = 512 << 20, 8 << 30
@@ -43,7 +49,7 @@ KEEP = ("LD_LIBRARY_PATH",)  # this Python may find its own library by it
 TUNABLES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
 METHOD = {
     "read": "memcmp of two equal buffers per thread",
-    "pages": "three allocations, each for a third of the rounds: huge, the system's default, huge",
+    "pages": "up to 6 allocations, each for some of the rounds: huge and the system's by turns",
     "copy": "memmove between two buffers per thread; bytes read plus bytes written, as STREAM "
     "counts; lines that a store reads first (write-allocate) are not counted",
     "window_seconds": WINDOW,
@@ -129,7 +135,7 @@ def measure(call: Call, chosen: Plan) -> Outcome:
         "slice_bytes": chosen.slice_bytes,
         "chunk_bytes": CHUNK,
         "draws": draws(listed),
-        "stamp_seconds": max(WINDOW / 10, max(p["seconds"] for p in listed) / 50),
+        "stamp_seconds": max(WINDOW / 10, max(p["seconds"] for p in listed) / 100),
     }
     (folder / "plan.json").write_text(json.dumps(asked), encoding="utf-8")
     answer = folder / "result.json"
@@ -150,12 +156,11 @@ def measure(call: Call, chosen: Plan) -> Outcome:
 def draws(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The phases of all rounds, two a round, dealt out to the draws in order."""
     count = len(listed) // 2
+    most = min(count, MOST_DRAWS)
+    edges = [2 * (count * n // most) for n in range(most + 1)]
     return [
-        {
-            "pages": pages,
-            "phases": listed[2 * (count * n // len(PAGES)) : 2 * (count * (n + 1) // len(PAGES))],
-        }
-        for n, pages in enumerate(PAGES)
+        {"pages": PAGES[n % len(PAGES)], "phases": listed[begin:end]}
+        for n, (begin, end) in enumerate(pairwise(edges))
     ]
 
 
