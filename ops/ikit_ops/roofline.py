@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ikit_mcp.call import Call, one_line
 from ikit_mcp.evidence.record import (
@@ -31,11 +31,14 @@ from ikit_mcp.evidence.record import (
 from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, operation
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.checkpoint.resolve import read_checkpoint
-from ikit_ops.decode import curve, groups, picture
+from ikit_ops.decode import groups
 from ikit_ops.decode.config_method import DTYPES, count_config
 from ikit_ops.decode.count import count_checkpoint
 from ikit_ops.decode.limits import GB, in_gb, limitations
 from ikit_ops.decode.tally import Counts, Options
+
+if TYPE_CHECKING:
+    from ikit_ops.decode import curve, picture
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
 _NUMBER = re.compile(r"[+-]?(?P<whole>[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
@@ -114,6 +117,8 @@ def roofline(
     Raises:
         OpError: no such model, nothing that can be counted, or an unusable bandwidth.
     """
+    from ikit_ops.decode import curve, picture  # what draws: not for every start of the CLI
+
     options = Options(
         context, kv_dtype, state_dtype, include_mtp, mla_cache, batch, tensor_parallel
     )
@@ -316,6 +321,8 @@ def _subject(
     points: tuple[curve.Point, ...],
 ) -> picture.Subject:
     """What the picture shows."""
+    from ikit_ops.decode import curve, picture  # as above
+
     source = "given by the user; datasheet figures are 5 to 15 % above what kernels sustain"
     if bandwidth.evidence_id is not None:
         name = bandwidth.device.name if bandwidth.device else None
