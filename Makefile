@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit wheel inspector bench generated clean
+.PHONY: demo test lint types unit wheel inspector profilers bench generated clean
 
 demo: $(VENV)/demo
 	$(BIN)/python agent_examples/01_scripted_client/main.py
@@ -50,6 +50,21 @@ inspector: $(VENV)/dev
 engines-%: $(VENV)/dev
 	$(BIN)/python tests/helpers/engine_pythons.py $*
 	IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_bench_$*.py
+
+# NVIDIA's real profilers from Debian's packages (519 MB, kept in the user's cache folder) on this
+# machine; prints why it skips where they cannot be had.
+profilers: $(VENV)/dev
+	$(BIN)/python tests/helpers/real_profilers.py
+	IKIT_TEST_PROFILERS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_profile_nsight.py
+
+# Clips for real: a diffusers engine served, recorded and replayed, in a Python of its own that is
+# built once and kept by version (1.5 GB); skips with a printed reason where it cannot be had.
+clips: $(VENV)/dev
+	@if PYTHONPATH=tests $(BIN)/python -m helpers.clips_python; then \
+	  IKIT_TEST_CLIPS=1 $(BIN)/pytest --timeout 300 $(PYTEST_ARGS) tests/integration/test_clip_engines.py && \
+	  IKIT_TEST_CLIPS=inside OMP_NUM_THREADS=1 $$(PYTHONPATH=tests $(BIN)/python -m helpers.clips_python) \
+	    -m pytest --timeout 300 -o filterwarnings=default $(PYTEST_ARGS) tests/integration/test_clip_replay.py; \
+	elif [ $$? -ne 3 ]; then exit 1; fi
 
 # Figures for the README: ratios measured in one run, printed as tables.
 bench: $(VENV)/dev

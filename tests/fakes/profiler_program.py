@@ -1,10 +1,11 @@
 """A stand-in for nsys, ncu, rocprofv3: takes their command lines, leaves what they leave.
 
 ``install(folder, name, mode)`` puts an executable of that name into a folder.  It keeps what it
-was started with beside itself (``seen.json``), runs the target, and writes a report whose
-content was recorded from the real tool or made up.  Modes: ``ok``; ``leaky``: the report holds
-the environment of the process that started us, as a careless profiler's would; ``silent``: no
-report; ``slow``: waits for an interrupt, then writes; ``deaf``: waits for ever.
+was started with beside itself (``NAME.seen``), runs the target, and writes a report; what it
+exports was recorded from the real tool or made up.  Modes: ``ok``; ``leaky``: the report holds
+its own environment and whatever lies beside it as ``others``, as a careless profiler's would;
+``silent``: no report; ``late``: fails once before it starts the target; ``slow``: waits for an
+interrupt, then writes; ``deaf``: waits for ever.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ def main() -> int:
 
 def profile(folder: Path, name: str, words: list[str], mode: str) -> int:
     """Run the target behind the options, then leave a report."""
+    if mode == "late":  # its agent does not come up the first time
+        (folder / f"{name}.mode").write_text("ok", encoding="utf-8")
+        return 1
     interrupted = []
     signal.signal(signal.SIGINT, lambda *_: interrupted.append(1))
     target = subprocess.Popen(words[words.index("/bin/sh") :], start_new_session=True)

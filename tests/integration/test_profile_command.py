@@ -214,6 +214,16 @@ def test_a_run_without_a_report_says_what_was_said_last(tmp_path: Path, programs
     assert "made-up complaint of a profiler" in error.value.what
 
 
+def test_a_profiler_that_never_started_its_target_is_tried_once_more(
+    tmp_path: Path, programs: Path
+) -> None:
+    install(programs, "nsys", "late", EXPORT)
+    record = profile(tmp_path / "home", "echo", "once", profiler="nsys")
+    assert record.valid is True and len(seen(programs, "nsys")) == 3
+    assert record.folder is not None
+    assert (record.folder / "target.log").read_text(encoding="utf-8") == "once\n"
+
+
 def test_a_target_that_fails_makes_the_capture_incomplete(tmp_path: Path, programs: Path) -> None:
     install(programs, "nsys", capture=EXPORT)
     record = profile(tmp_path / "home", "sh", "-c", "exit 3", profiler="nsys")

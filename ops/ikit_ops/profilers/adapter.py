@@ -23,8 +23,10 @@ from ikit_mcp.registry import OpError
 REPORT = "report"
 TARGET_LOG = "target.log"
 PROFILER_LOG = "profiler.log"
-# The log is opened to append: whoever watches its size may cut it while it is written.
-REDIRECT = 'log=$1; shift; exec "$@" >>"$log" 2>&1 </dev/null'
+STARTED = "started"
+# The log is opened to append: whoever watches its size may cut it while it is written.  The mark
+# tells a profiler that never got to start its target from a target that failed.
+REDIRECT = 'log=$1; : >"${log%/*}/started"; shift; exec "$@" >>"$log" 2>&1 </dev/null'
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ from typing import Any
 from ikit_mcp.call import Call, Cancelled, Device, one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.profilers import find, profilers
-from ikit_ops.profilers.adapter import PROFILER_LOG, TARGET_LOG, Job, Left, Profiler
+from ikit_ops.profilers.adapter import PROFILER_LOG, STARTED, TARGET_LOG, Job, Left, Profiler
 
 LOG_CAP = 32 << 20
 KEPT_LOG = 512 << 10
 HEARTBEAT_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 LAST_LINES = 6
+ATTEMPTS = 2  # only where the target was never started, so that nothing is done twice
 NOT_FOUND = 127
 NO_TORCH = 97
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
@@ -121,16 +122,20 @@ def run(
     Raises:
         OpError: no report, or a report that holds a secret (then it is removed).
     """
-    argv = profiler.command(job)
     target, log = job.folder / TARGET_LOG, job.folder / PROFILER_LOG
     target.touch(mode=0o600)
-    with _watched(call, profiler.title, target) as watch:
-        ended = call.run(
-            argv, timeout=timeout, grace=grace, env=env, cwd=cwd,
-            stdout_path=log, stderr_path=log, byte_cap=LOG_CAP,
-        )  # fmt: skip
-    call.progress(0, None, f"{profiler.title}: reading the report")
-    left = profiler.collect(call, job)
+    for attempt in range(ATTEMPTS):
+        with _watched(call, profiler.title, target) as watch:
+            ended = call.run(
+                profiler.command(job), timeout=timeout, grace=grace, env=env, cwd=cwd,
+                stdout_path=log, stderr_path=log, byte_cap=LOG_CAP,
+            )  # fmt: skip
+        call.progress(0, None, f"{profiler.title}: reading the report")
+        left = profiler.collect(call, job)
+        untouched = not (job.folder / STARTED).exists() and not ended.timed_out
+        if left is None and untouched and attempt + 1 < ATTEMPTS:
+            continue  # its agent did not come up in time: seen of nsys on busy machines
+        break
     if left is None:
         raise _no_report(profiler, ended, target, log, timeout)
     call.search([left.report, *left.searched])
