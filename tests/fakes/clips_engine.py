@@ -6,6 +6,7 @@ the fewest lines; the dump's request always claims what was asked for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,15 @@ def request(seed: int = 0, **changed: Any) -> dict[str, Any]:
     return request_of({**given, **changed})
 
 
+class Scheduler(RecordingFlowMatchEuler):
+    """Tells the levels of the clip to the variant that needs them."""
+
+    @functools.wraps(RecordingFlowMatchEuler.set_timesteps)
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(*args, **kwargs)
+        SCHEDULE[:] = self._levels
+
+
 def serve(
     pipe: Any, asked: Mapping[str, Any], dumps: Path, mp4: bytes | None = None,
     variant: str = "fp32", recipe: Mapping[str, Any] = RECIPE,
@@ -49,7 +59,7 @@ def serve(
     streams = {name: (shape, kinds[name]) for name, shape in shapes.items()}
     with StepRecorder(asked, dumps, streams=streams) as recorder:
         sink = RecorderSink(recorder, pipelines.unpackers(pipe, asked))
-        pipe.scheduler = RecordingFlowMatchEuler.of(own, sink)
+        pipe.scheduler = Scheduler.of(own, sink)
         generator = torch.Generator("cpu").manual_seed(used["noise_seed"])
         with torch.no_grad(), changed_by(pipe, variant, asked["steps"]):
             pipe(**arguments, generator=generator, output_type="latent")
@@ -82,12 +92,14 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
     """Run the body with the pipeline changed as the variant says, and put it back after."""
     transformer = pipe.transformer
     saved = {name: value.clone() for name, value in transformer.state_dict().items()}
-    forward, blocks = transformer.forward, transformer.transformer_blocks
+    forward, blocks = transformer.forward, getattr(transformer, "transformer_blocks", None)
     handles: list[Any] = []
     if variant in FORWARDS:
         transformer.forward = FORWARDS[variant](forward, steps)
+    elif variant == "compiled":
+        transformer.forward = torch.compile(forward)
     elif variant == "skipped block":
-        kept = [block for n, block in enumerate(blocks) if n != 2]
+        kept = [block for n, block in enumerate(blocks or ()) if n != 2]
         transformer.transformer_blocks = torch.nn.ModuleList(kept)
     elif variant == "first block cache":
         from diffusers.hooks import FirstBlockCacheConfig
@@ -109,9 +121,10 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
             handle.remove()
         if variant == "first block cache":
             transformer.disable_cache()
-        transformer.transformer_blocks = blocks
+        if blocks is not None:
+            transformer.transformer_blocks = blocks
         transformer.load_state_dict(saved)
-        if "forward" in vars(transformer) and variant in FORWARDS:
+        if "forward" in vars(transformer) and (variant in FORWARDS or variant == "compiled"):
             del transformer.forward
 
 
@@ -242,16 +255,16 @@ def next_time(forward: Forward, steps: int) -> Forward:
     told: list[Any] = []
 
     def run(**given: Any) -> Any:
-        levels = SCHEDULE[0]
-        step = len(told)
-        told.append(step)
-        time = torch.full_like(given["timestep"], 1000 * levels[step + 1])
+        levels = SCHEDULE
+        told.append(given["timestep"])
+        time = torch.full_like(given["timestep"], 1000 * levels[len(told)])
         return forward(**{**given, "timestep": time})
 
     return run
 
 
-SCHEDULE: list[list[float]] = [[]]
+SCHEDULE: list[float] = []
+"""The levels of the clip that is being made."""
 
 
 def bf16_time(forward: Forward, steps: int) -> Forward:

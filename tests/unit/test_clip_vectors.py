@@ -70,6 +70,16 @@ def test_a_product_that_was_rounded_to_bfloat16_on_its_way_is_within_the_bound()
         assert found.bad == 0
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_a_scalar_that_was_rounded_to_a_half_format_first_is_within_the_bound(dtype: str) -> None:
+    x, out, _ = stepped(dtype, 0.0)
+    rough = clips.rounded([-0.0731], NAMES[dtype])[0]
+    product = clips.rounded([rough * value for value in out], NAMES[dtype])
+    after = clips.rounded([a + b for a, b in zip(x, product, strict=True)], NAMES[dtype])
+    for ops in both():
+        assert held(ops, dtype, (x, out, after), -0.0731).bad == 0
+
+
 def test_terms_that_cancel_are_held_to_the_size_of_the_terms() -> None:
     x, out = [1.0, 1.0], [1.0 + 2.0**-23, 1.0]
     for ops in both():

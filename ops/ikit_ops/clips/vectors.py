@@ -2,7 +2,8 @@
 
 A flow-match Euler step is one multiply-add for each number, so the dump's own numbers must
 reproduce it to rounding.  The bound is elementwise: half a unit in the last place (ulp) of the
-dtype that ``x_next`` is kept in, half an ulp of the dtype that the product was rounded to, and
+dtype that ``x_next`` is kept in, half an ulp of the dtype that the product was rounded to (and as
+much again where that is a half format: torch rounds the scalar to the tensor's dtype first), and
 four float32 roundings of the terms (a fused multiply-add differs by one of them).  Near zero
 the terms cancel and the result's own ulp says nothing, which is why the terms are in the bound.
 
@@ -113,7 +114,9 @@ class Plain:
 def _bound(x: float, product: float, x_next: float, dtypes: tuple[str, str]) -> float:
     """The most that rounding explains for one number; never 0."""
     bound = 0.5 * ulp(x_next, dtypes[1]) + _FLOAT32_SLACK * (abs(x) + abs(product))
-    return bound if dtypes[0] == "F32" else bound + 0.5 * ulp(product, dtypes[0])
+    if dtypes[0] == "F32":
+        return bound
+    return bound + 0.5 * ulp(product, dtypes[0]) + abs(product) * 0.5 ** (ULP_BITS[dtypes[0]] + 1)
 
 
 def ulp(value: float, dtype: str) -> float:
@@ -173,6 +176,7 @@ class Numpy:
         bound = 0.5 * self._ulp(x_next, dtypes[1]) + _FLOAT32_SLACK * (abs(x) + abs(product))
         if dtypes[0] != "F32":
             bound += 0.5 * self._ulp(product, dtypes[0])
+            bound += abs(product) * 0.5 ** (ULP_BITS[dtypes[0]] + 1)
         ratio = abs(x + product - x_next) / bound
         return Euler(int((ratio > 1).sum()), float(ratio.max()))
 

@@ -1,9 +1,10 @@
 """Frames to mp4 bytes and back, by PyAV: the same frames give the same bytes.
 
 x264 splits its work by threads, and another number of threads gives other bytes; so the encoder
-has one thread, one preset and one quality here, and nothing of the clock in the container.  Other
-builds of x264 give other bytes all the same, so nobody may demand that encoding again reproduces
-a clip.
+has one thread, one preset and one quality here, and nothing of the clock in the container.  It
+makes no B frames either: where it puts them depends, for small pictures, on memory that nobody
+wrote.  Other builds of x264 give other bytes all the same, so nobody may demand that encoding
+again reproduces a clip.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def encode(frames: Any, fps: float, audio: Any = None, audio_rate: int = 0) -> b
         video = container.add_stream("libx264", rate=rate)
         video.height, video.width = frames.shape[1:3]
         video.pix_fmt = "yuv420p"
-        video.options = {"crf": CRF, "preset": PRESET, "threads": "1"}
+        video.options = {"crf": CRF, "preset": PRESET, "threads": "1", "bf": "0"}
         video.codec_context.thread_count = 1
         sound = None
         if audio is not None:

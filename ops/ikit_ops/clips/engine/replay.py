@@ -1,26 +1,23 @@
 """Replay: the reference run on recorded steps, by the pipeline's own code.
 
 Guidance is where pipelines differ and where releases change, so none of it is written again
-here.  The reference is the pipeline itself, started with a *steering* scheduler: it lets the
-pipeline work out its schedule, remembers it, and puts the sampled steps' levels in its place;
-each ``step`` keeps the guided output and hands back the next recorded latent instead of moving.
-The pipeline believes that it makes a clip of k steps; what it makes is its own output at each of
-the engine's latents.  A hook on the transformer keeps the passes before they are combined, which
-is what the guidance is fitted on.
+here.  The reference is the pipeline itself, started with a steering scheduler (``steering``):
+what it makes is its own output at each of the engine's latents.  A hook on the transformer keeps
+the passes before they are combined, which is what the guidance is fitted on.
 """
 
 from __future__ import annotations
 
-import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
 from ikit_ops.clips.engine import pipelines
+from ikit_ops.clips.engine.steering import Course, Steering
 from ikit_ops.clips.judge import Candidate, Step, needs_candidates
 from ikit_ops.clips.reader import DumpReader
 
@@ -32,60 +29,6 @@ MAX_CANDIDATES = 8
 MIN_FLOOR = 1e-4  # a model that bf16 does not disturb would make any rounding look large
 
 Tick = Callable[[str], None]
-
-
-@dataclass
-class Course:
-    """What a steered run is given, and what it leaves."""
-
-    x: dict[str, list[torch.Tensor]]
-    levels: list[float]
-    times: list[float]
-    outs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    calls: list[list[tuple[torch.Tensor, ...]]] = field(default_factory=list)
-    schedule: list[float] = field(default_factory=list)
-
-
-class Steering(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
-    """A scheduler that goes where it was told and keeps what it is given."""
-
-    _course: Course
-    _stream: str
-    _at: int
-    sigmas: Any
-    timesteps: Any
-
-    @classmethod
-    def of(cls, scheduler: Any, course: Course, stream: str = "video") -> Steering:
-        """A steering scheduler with the configuration of another."""
-        made: Steering = cls.from_config(scheduler.config)
-        made._course, made._stream, made._at = course, stream, 0
-        return made
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Steering:
-        """The copy that LTX-2 makes for its audio stream."""
-        return type(self).of(self, self._course, "audio")
-
-    @functools.wraps(
-        FlowMatchEulerDiscreteScheduler.set_timesteps
-    )  # pipelines look at its arguments
-    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
-        """Remember the schedule that the pipeline wants, and set the course's own."""
-        super().set_timesteps(*args, **kwargs)
-        course, device = self._course, self.sigmas.device
-        course.schedule = [float(level) for level in self.sigmas.tolist()]
-        self.sigmas = torch.tensor([*course.levels, 0.0], dtype=torch.float32, device=device)
-        times = torch.tensor(course.times, dtype=torch.float32, device=device)
-        self.timesteps = times * self.config.num_train_timesteps
-        self.num_inference_steps = len(course.levels)
-        self._at = 0
-
-    def step(self, model_output: Any, timestep: Any, sample: Any, *_: Any, **__: Any) -> Any:
-        """Keep the output; the next recorded latent comes back as if it were the result."""
-        latents = self._course.x[self._stream]
-        self._course.outs.setdefault(self._stream, []).append(model_output.detach().float())
-        self._at += 1
-        return (latents[self._at] if self._at < len(latents) else sample,)
 
 
 @dataclass
@@ -286,6 +229,7 @@ class Replay:
             for row in range(len(self.picked))
             for name in self.streams
         ]
+        steps = with_noise(steps)
         candidates: list[Candidate] = []
         if needs_candidates(steps):
             candidates = self._candidates(others)
@@ -430,6 +374,8 @@ class Replay:
         negative = self.reference.recipe.get("negative_prompt") or ""
         if negative:
             attempt("conditioning", "an empty negative prompt", negative_prompt="")
+        if declared := self._declared():
+            attempt("conditioning", "the recipe that the dump itself names", **declared)
         attempt("conditioning", "prompt and negative prompt exchanged",
                 prompt=negative, negative_prompt=self.request["prompt"])  # fmt: skip
         attempt("conditioning", "an empty prompt", prompt="")
@@ -440,6 +386,43 @@ class Replay:
                 seen.add(prompt)
                 attempt("conditioning", "the prompt of another request", prompt=prompt)
         return tried
+
+    def _declared(self) -> dict[str, Any]:
+        """What of the text the dump's own recipe says otherwise than ours."""
+        try:
+            told = json.loads(self.reader.meta.get("recipe", ""))
+        except (ValueError, RecursionError):
+            return {}
+        found: dict[str, Any] = {}
+        own = self.reference.recipe
+        if isinstance(told, dict):
+            negative, length = told.get("negative_prompt"), told.get("max_sequence_length")
+            if isinstance(negative, str) and negative != (own.get("negative_prompt") or ""):
+                found["negative_prompt"] = negative
+            if (
+                type(length) is int
+                and 0 < length <= 4096
+                and length != own.get("max_sequence_length")
+            ):
+                found["max_sequence_length"] = length
+        return found
+
+
+def with_noise(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each with at least the usual noise of its stream's guidance fits.
+
+    One bf16 run is one sample of the noise, and rows without one have none; the root mean square
+    over the stream's measured rows is what a single row may show.
+    """
+    made = []
+    for step in steps:
+        known = [s.guidance_noise for s in steps
+                 if s.stream == step.stream and s.guidance_noise is not None]  # fmt: skip
+        usual = math.sqrt(sum(n * n for n in known) / len(known)) if known else None
+        if usual is not None and step.guidance_ratio is not None:
+            step = replace(step, guidance_noise=max(step.guidance_noise or 0.0, usual))
+        made.append(step)
+    return made
 
 
 def _largest(values: Sequence[float], count: int) -> list[int]:

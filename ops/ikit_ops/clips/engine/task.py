@@ -53,10 +53,10 @@ def _clip(
             if reference is not None and clip["steps"]:
                 made |= _replay(reader, clip, config, reference, progress)
             if reference is not None and config.get("decode") and clip["steps"]:
-                from ikit_ops.clips.engine import pixels
+                from ikit_ops.clips.engine.pixels import compare
 
                 progress.tell("decoding")
-                made["clip"] = pixels.compare(reference, reader, clip)
+                made["clip"] = compare(reference, reader, clip)
     except (StepDumpError, ValueError, RuntimeError, IndexError) as error:
         made["problem"] = f"{type(error).__name__}: {error}"[:600]
     return made

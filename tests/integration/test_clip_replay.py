@@ -1,0 +1,331 @@
+"""Replay against real pipelines: every engine gets the word that it deserves.
+
+These run in a Python with torch and diffusers (``make clips``); elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if os.environ.get("IKIT_TEST_CLIPS") != "inside":
+    pytest.skip("make clips runs these in a Python with torch", allow_module_level=True)
+
+import torch
+
+from fakes import clips_engine, clips_models
+from ikit_ops.clips import judge, modelfree, sampling
+from ikit_ops.clips.engine import clipmaker, mp4, noise, pipelines, pixels
+from ikit_ops.clips.engine.hook import RecordingFlowMatchEuler
+from ikit_ops.clips.engine.replay import Reference, Replay
+from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.recorder import StepDumpError
+
+SEEDS = int(os.environ.get("IKIT_TEST_CLIP_SEEDS", "3"))
+LTX2_RECIPE = {
+    "negative_prompt": "blurry", "max_sequence_length": 24,
+    "call": {"audio_guidance_scale": 5.0, "guidance_rescale": 0.7, "stg_scale": 1.0,
+             "spatio_temporal_guidance_blocks": [1], "modality_scale": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def ltx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clips_models.save_ltx(tmp_path_factory.mktemp("ltx"))
+
+
+@pytest.fixture(scope="module")
+def reference(ltx: Path) -> Reference:
+    return Reference(ltx, "cpu", clips_engine.RECIPE)
+
+
+@pytest.fixture(scope="module")
+def pipes(ltx: Path) -> dict[str, Any]:
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return {name: pipelines.load(ltx, dtype, "cpu") for name, dtype in kinds.items()}
+
+
+def words_of(path: Path, reference: Reference, asked: dict[str, Any], seed: int) -> tuple[str, Any]:
+    """The clip's word as the checker would find it, without its parent process."""
+    with DumpReader(path) as reader:
+        assert modelfree.layout_of(reader, asked, None) == []
+        assert modelfree.schedule_problems(*reader.sigmas()) == []
+        found = modelfree.scan(reader)
+        assert not (found.arithmetic or found.chain or found.final or found.non_finite)
+        first = {name: reader.get(f"step.0.{name}.x") for name in reader.streams}
+        drawn, why = noise.check(first, asked)
+        ranked = sampling.ranking(found.suspicion["video"])
+        picked = sampling.pick_steps(reader.n_steps, 6, ranked, random.Random(seed))
+        others = [{"prompt": "gold kite falls"}]
+        done = Replay(reader, reference, asked, picked, lambda what: None).run(others)
+        expected = modelfree.schedule_problems(*reader.sigmas(), done.schedule)
+        assert expected == []
+    if not drawn:
+        return "noise", why
+    if found.reused:
+        return "step_reuse", found.reused
+    judged = judge.judge(done.steps, done.candidates)
+    return judged.verdict, (judged.detail, [round(step.r, 2) for step in done.steps])
+
+
+def prompt_of(seed: int) -> str:
+    """A prompt that is neither the negative one nor the stale one."""
+    usable = [p for p in clips_models.prompts() if p not in ("blue kite waits", "gold kite falls")]
+    return usable[seed % len(usable)]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("variant", clips_engine.HONEST)
+def test_an_honest_engine_is_never_accused(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any], variant: str, seed: int
+) -> None:
+    asked = clips_engine.request(seed, prompt=prompt_of(seed))
+    pipe = pipes.get(variant, pipes["fp32"])
+    path = clips_engine.serve(pipe, asked, tmp_path, variant=variant)
+    verdict, why = words_of(path, reference, asked, seed)
+    assert verdict == "pass", why
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("variant", clips_engine.DISHONEST)
+def test_a_dishonest_engine_gets_its_word(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any], variant: str, seed: int
+) -> None:
+    asked = clips_engine.request(seed, prompt=prompt_of(seed))
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path, variant=variant)
+    verdict, why = words_of(path, reference, asked, seed)
+    assert verdict == clips_engine.DISHONEST[variant], why
+
+
+@pytest.mark.parametrize("variant", ["cfg x1.02", "stale prompt", "cfg off late", "reuse 2"])
+def test_it_is_caught_in_bfloat16_too(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any], variant: str
+) -> None:
+    asked = clips_engine.request(5, prompt=prompt_of(5))
+    path = clips_engine.serve(pipes["bf16"], asked, tmp_path, variant=variant)
+    verdict, why = words_of(path, reference, asked, 5)
+    assert verdict == clips_engine.DISHONEST[variant], why
+
+
+def test_a_compiled_engine_is_honest(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(0)
+    path = clips_engine.serve(pipes["bf16"], asked, tmp_path, variant="compiled")
+    verdict, why = words_of(path, reference, asked, 0)
+    assert verdict == "pass", why
+
+
+def test_the_replay_costs_its_share_of_the_steps_and_the_floor(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(1)
+    path = clips_engine.serve(pipes["bf16"], asked, tmp_path, variant="bf16")
+    before = reference.passes
+    with DumpReader(path) as reader:
+        Replay(reader, reference, asked, [0, 2, 5, 7, 9, 11], lambda what: None).run()
+    share = 6 * 2  # six steps of two passes
+    assert reference.passes - before <= 2 * share
+
+
+def test_ltx_is_recorded_bit_for_bit(tmp_path: Path, pipes: dict[str, Any]) -> None:
+    asked = clips_engine.request(2)
+    seen: list[Any] = []
+
+    def hear(pipe: Any, step: int, time: Any, given: dict[str, Any]) -> dict[str, Any]:
+        seen.append(given["latents"].clone())
+        return {}
+
+    pipe = pipes["fp32"]
+    plain = pipe(
+        **pipelines.arguments(pipe, asked, clips_engine.RECIPE), output_type="latent",
+        generator=torch.Generator("cpu").manual_seed(2), callback_on_step_end=hear,
+    ).frames  # fmt: skip
+    path = clips_engine.serve(pipe, asked, tmp_path)
+    unpack = pipelines.unpackers(pipe, asked)["video"]
+    with DumpReader(path) as reader:
+        for step, latents in enumerate(seen):
+            assert torch.equal(reader.get(f"step.{step}.video.x_next"), unpack(latents))
+        assert torch.equal(reader.get("final.video"), unpack(plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["ltx2", "wan"])
+def test_other_pipelines_are_served_recorded_and_replayed(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    folder = tmp_path / "model"
+    getattr(clips_models, name)().save_pretrained(folder)
+    recipe = LTX2_RECIPE if name == "ltx2" else {"max_sequence_length": 24}
+    frames = 17 if name == "ltx2" else 9
+    asked = clips_engine.request(
+        3, width=64, height=64, num_frames=frames, steps=6, audio=name == "ltx2"
+    )
+    made = clipmaker.make(pipelines.load(folder, dtype, "cpu"), asked, tmp_path, recipe, {})
+    shapes = {"video": (1, 4, 3, 2, 2), "audio": (1, 2, 18, 2)} if name == "ltx2" else {
+        "video": (1, 4, 3, 8, 8)
+    }  # fmt: skip
+    reference = Reference(folder, "cpu", recipe)
+    with DumpReader(made.dump) as reader:
+        assert {s: reader.shape(f"final.{s}") for s in reader.streams} == shapes
+        assert modelfree.layout_of(reader, asked, shapes) == []
+        found = modelfree.scan(reader)
+        assert not (found.arithmetic or found.chain or found.final or found.reused)
+        first = {stream: reader.get(f"step.0.{stream}.x") for stream in reader.streams}
+        assert noise.check(first, asked)[0]
+        for stream in reader.streams:
+            assert torch.equal(reader.get(f"final.{stream}"), reader.get(f"step.5.{stream}.x_next"))
+        done = Replay(reader, reference, asked, range(6), lambda what: None).run()
+        assert modelfree.schedule_problems(*reader.sigmas(), done.schedule) == []
+    found_word = judge.judge(done.steps, done.candidates)
+    assert found_word.verdict == "pass", found_word.detail
+    assert {step.stream for step in done.steps} == set(shapes)
+    assert mp4.decode_bytes(made.mp4, 100).shape == (frames, 64, 64, 3)
+
+
+def test_wrong_guidance_of_ltx2_is_found_through_its_rescale(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    clips_models.ltx2().save_pretrained(folder)
+    asked = clips_engine.request(3, width=64, height=64, num_frames=17, steps=6, audio=True)
+    pipe = pipelines.load(folder, torch.float32, "cpu")
+    path = clips_engine.serve(pipe, asked, tmp_path, variant="cfg x1.1", recipe=LTX2_RECIPE)
+    reference = Reference(folder, "cpu", LTX2_RECIPE)
+    with DumpReader(path) as reader:
+        done = Replay(reader, reference, asked, range(6), lambda what: None).run()
+    assert judge.judge(done.steps).verdict == "guidance"
+    fits = [step.guidance_fit for step in done.steps if step.stream == "video"]
+    assert fits == pytest.approx([3.3] * 6, abs=0.01)
+
+
+SHAPES = {"video": (1, 4, 3, 2, 2), "audio": (1, 2, 18, 2)}
+
+
+@pytest.mark.parametrize(
+    ("draw", "word"),
+    [
+        (lambda: noise.draw(SHAPES, 8), "it is the noise of seed 8"),
+        (lambda: noise.draw(SHAPES, 7, ("audio", "video")), "audio was drawn before video"),
+        (lambda: {n: noise.draw({n: s}, 7)[n] for n, s in SHAPES.items()}, "of its own"),
+        (lambda: {n: 0.3 * t for n, t in noise.draw(SHAPES, 7).items()}, "standard deviation"),
+        (lambda: {n: t.flip(-1) for n, t in noise.draw(SHAPES, 7).items()}, "at other places"),
+        (lambda: noise.draw(SHAPES, 77), "other noise"),
+    ],
+)
+def test_noise_that_is_not_the_seeded_one_is_diagnosed(draw: Any, word: str) -> None:
+    ok, detail = noise.check(draw(), {"noise_seed": 7, "seed": 7})
+    assert not ok
+    assert word in detail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_seeded_noise_is_recognised_in_every_dtype_and_to_a_few_ulp(dtype: torch.dtype) -> None:
+    drawn = {n: t.to(dtype) for n, t in noise.draw(SHAPES, 7).items()}
+    assert noise.check(drawn, {"noise_seed": 7, "seed": 3})[0]
+    nudged = {n: t * (1 + 2.0**-23) for n, t in noise.draw(SHAPES, 7).items()}
+    assert noise.check(nudged, {"noise_seed": 7})[0]
+    off = {n: t + 1e-3 for n, t in noise.draw(SHAPES, 7).items()}
+    assert not noise.check(off, {"noise_seed": 7})[0]
+
+
+def test_the_same_frames_give_the_same_mp4_and_frames_come_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(9, 8, 8, 3, generator=generator)
+    frames = (small.repeat_interleave(8, 1).repeat_interleave(8, 2) * 255).byte().numpy()
+    first = mp4.encode(frames, 24.0)
+    numbers = random.Random(0)
+    for _ in range(10):  # whatever memory held before must not show
+        used = [bytearray(numbers.randbytes(numbers.randrange(1000, 300_000))) for _ in range(30)]
+        del used
+        assert mp4.encode(frames, 24.0) == first
+    back = mp4.decode_bytes(first, 100)
+    assert back.shape == frames.shape
+    assert pixels._psnr(back, frames) > 25
+    with pytest.raises(mp4.ClipError):
+        mp4.decode_bytes(b"no mp4", 100)
+    with pytest.raises(mp4.ClipError, match="more than 3 frames"):
+        mp4.decode_bytes(first, 3)
+
+
+def test_a_clip_of_other_pixels_is_told_from_the_latents_own(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(4)
+    made = clipmaker.make(pipes["fp32"], asked, tmp_path, clips_engine.RECIPE, {})
+    video = tmp_path / "clip.mp4"
+    video.write_bytes(made.mp4)
+    with DumpReader(made.dump) as reader:
+        clip = {"video": str(video), "request": asked}
+        assert pixels.compare(reference, reader, clip)["ok"]
+        other = clips_engine.request(5)
+        video.write_bytes(
+            clipmaker.make(pipes["fp32"], other, tmp_path, clips_engine.RECIPE, {}).mp4
+        )
+        assert pixels.compare(reference, reader, clip)["ok"] is False
+        video.write_bytes(b"no mp4")
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            pixels.compare(reference, reader, clip)
+
+
+def test_stages_explain_the_time_and_a_full_disk_gives_no_clip(
+    tmp_path: Path, pipes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = clips_engine.request(6)
+    made = clipmaker.make(pipes["fp32"], asked, tmp_path, clips_engine.RECIPE, {})
+    assert len(made.steps_ms) == 12
+    assert {"text_encode", "denoise", "decode_video", "mux", "step_dump"} <= set(made.stages)
+
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StepDumpError, match="No space left"):
+        clipmaker.make(pipes["fp32"], asked, tmp_path, clips_engine.RECIPE, {})
+    assert sorted(tmp_path.iterdir()) == before
+    scheduler = pipes["fp32"].scheduler
+    assert not isinstance(scheduler, RecordingFlowMatchEuler)
+
+
+@pytest.mark.parametrize(
+    "index", ["", "{}", "[]", '{"_class_name": "StableDiffusionPipeline"}', '{"_class_name": 3}']
+)
+def test_a_folder_that_holds_no_such_pipeline_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model_index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(pipelines.ModelError):
+        pipelines.family_of(tmp_path)
+
+
+def test_a_recipe_may_set_what_the_pipeline_takes_and_nothing_else(pipes: dict[str, Any]) -> None:
+    asked = clips_engine.request(0)
+    made = pipelines.arguments(pipes["fp32"], asked, {"call": {"guidance_rescale": 0.5}})
+    assert made["guidance_rescale"] == 0.5
+    for name in ("callback_on_step_end", "latents", "colour"):
+        with pytest.raises(pipelines.ModelError, match=name):
+            pipelines.arguments(pipes["fp32"], asked, {"call": {name: 1}})
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Iterator[Any]:
+    from diffusers import EulerDiscreteScheduler
+
+    yield EulerDiscreteScheduler()
+
+
+def test_a_sampler_that_is_not_flow_match_euler_is_not_recorded(sampler: Any) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    with pytest.raises(ValueError, match="not a flow-match"):
+        RecordingFlowMatchEuler.of(sampler, None)  # type: ignore[arg-type]
+    stochastic = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    with pytest.raises(ValueError, match="stochastic"):
+        RecordingFlowMatchEuler.of(stochastic, None)  # type: ignore[arg-type]
