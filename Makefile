@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit wheel inspector profilers bench generated clean
+.PHONY: demo test lint types unit wheel inspector profilers clips bench generated clean
 
 demo: $(VENV)/demo
 	$(BIN)/python agent_examples/01_scripted_client/main.py
