@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: $(VENV)/demo
 	$(BIN)/python agent_examples/01_scripted_client/main.py
 	$(BIN)/python agent_examples/02_tune_an_engine/main.py
+	$(BIN)/python agent_examples/04_faster_video_engine/main.py
 
 test: lint types unit wheel
 
@@ -47,9 +48,11 @@ inspector: $(VENV)/dev
 
 # Benchmarks of real engines, each in a Python of its own that is built once and kept by version
 # in the user's cache folder: engines-transformers (1.2 GB), engines-vllm (3.5 GB), engines-sglang.
+# A target skips with a printed reason where its packages cannot be had.
 engines-%: $(VENV)/dev
-	$(BIN)/python tests/helpers/engine_pythons.py $*
-	IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_bench_$*.py
+	@if $(BIN)/python tests/helpers/engine_pythons.py $*; then \
+	  IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_bench_$*.py; \
+	elif [ $$? -ne 3 ]; then exit 1; fi
 
 # NVIDIA's real profilers from Debian's packages (519 MB, kept in the user's cache folder) on this
 # machine; prints why it skips where they cannot be had.
@@ -60,10 +63,12 @@ profilers: $(VENV)/dev
 # Clips for real: a diffusers engine served, recorded and replayed, in a Python of its own that is
 # built once and kept by version (1.5 GB); skips with a printed reason where it cannot be had.
 clips: $(VENV)/dev
-	@if PYTHONPATH=tests $(BIN)/python -m helpers.clips_python; then \
-	  IKIT_TEST_CLIPS=1 $(BIN)/pytest --timeout 300 $(PYTEST_ARGS) tests/integration/test_clip_engines.py && \
-	  IKIT_TEST_CLIPS=inside OMP_NUM_THREADS=1 $$(PYTHONPATH=tests $(BIN)/python -m helpers.clips_python) \
-	    -m pytest --timeout 300 -o filterwarnings=default $(PYTEST_ARGS) tests/integration/test_clip_replay.py; \
+	@if python=$$(PYTHONPATH=tests $(BIN)/python -m helpers.clips_python); then \
+	  set -e; \
+	  IKIT_TEST_CLIPS=1 $(BIN)/pytest --timeout 300 $(PYTEST_ARGS) tests/integration/test_clip_engines.py; \
+	  IKIT_TEST_CLIPS=inside OMP_NUM_THREADS=1 $$python -m pytest --timeout 300 \
+	    -o filterwarnings=default $(PYTEST_ARGS) tests/integration/test_clip_replay.py; \
+	  IKIT_PYTHONS=$$python $(BIN)/python agent_examples/04_faster_video_engine/main.py; \
 	elif [ $$? -ne 3 ]; then exit 1; fi
 
 # Figures for the README: ratios measured in one run, printed as tables.

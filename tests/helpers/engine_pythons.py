@@ -118,5 +118,15 @@ def build(name: str) -> Path:
     return python
 
 
+def main() -> int:
+    """Build one and print its interpreter; 3, with the reason, where its packages are not had."""
+    try:
+        print(build(sys.argv[1]))
+    except subprocess.CalledProcessError as error:
+        print(f"{sys.argv[1]}: SKIPPED: its packages cannot be had ({error})")
+        return 3
+    return 0
+
+
 if __name__ == "__main__":
-    print(build(sys.argv[1]))
+    sys.exit(main())
