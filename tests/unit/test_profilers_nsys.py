@@ -306,6 +306,15 @@ def test_a_file_that_breaks_off_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_schema_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = nsys_export(tmp_path / "x.sqlite", kernels=False)
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE StringIds", b"CREATE T\xc3\x28\xff StringIds")
+    )
+    with pytest.raises(Damaged, match="SQLite cannot read it"):
+        read(path)
+
+
 def test_a_write_ahead_log_beside_it_is_said_to_be_unread(tmp_path: Path) -> None:
     path = nsys_export(tmp_path / "x.sqlite", [(0, 5, 0, "a", ONE, ONE)])
     path.with_name("x.sqlite-wal").write_bytes(b"later rows")

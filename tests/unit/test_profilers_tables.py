@@ -73,8 +73,13 @@ def test_an_output_without_any_table_is_refused(tmp_path: Path) -> None:
 def test_rows_that_are_cut_or_lie_are_left_out(tmp_path: Path) -> None:
     header = "Time (%),Total Time (ns),Instances,Avg (ns),Min (ns),Max (ns),Name\n"
     lines = ["50,many,1,1,1,1,a", "50,10,1", "50,-4,1,1,1,1,b", "50,10,2,5,4,6,c", "0,7,1,7,7,7"]
-    [row] = read_text(tmp_path / "s.csv", header + "\n".join(lines)).kernel_rows()
+    capture = read_text(tmp_path / "s.csv", header + "\n".join(lines))
+    [row] = capture.kernel_rows()
     assert (row["name"], row["total_ns"]) == ("c", 10)
+    assert capture.incomplete == [
+        "4 rows could not be read: they were left out",
+        "the last line has no end: the file may be cut off",
+    ]
 
 
 def test_a_list_that_is_no_json_is_refused(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def lines_of(reading: Reading) -> Iterator[str]:
                     yield _line(reading, rest)
                 rest, skipping = b"", True
     if rest and not skipping:
+        # Tools end their last line; one that is cut may end in the middle of a number.
+        reading.note("the last line has no end: the file may be cut off")
         yield _line(reading, rest)
 
 

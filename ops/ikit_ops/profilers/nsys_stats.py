@@ -49,16 +49,18 @@ def read_json(reading: Reading) -> Capture:
 def _read(reading: Reading, tables: Iterable[tuple[Header, Iterator[list[str]]]]) -> Capture:
     capture = Capture(FORMAT, tool="nsys", grid_unit="blocks")
     kernels: dict[KernelKey, Tally] = {}
-    seen = 0
+    seen = unread = 0
     for header, rows in tables:
         seen += 1
         for row in rows:
-            _take(capture, kernels, header, row)
+            unread += not _take(capture, kernels, header, row)
             reading.count_names(len(kernels))
     if not seen:
         raise _no_table(reading)
     if capture.kernels is not None:
         capture.kernels = [Kernel(key, tally) for key, tally in kernels.items()]
+    if unread:
+        capture.incomplete.append(f"{unread} rows could not be read: they were left out")
     capture.missing += [
         "gaps and busy share (sums hold no times of single launches)",
     ]
@@ -75,28 +77,29 @@ def _no_table(reading: Reading) -> Exception:
 
 def _take(
     capture: Capture, kernels: dict[KernelKey, Tally], header: Header, row: list[str]
-) -> None:
-    """One row into the part that its columns say."""
+) -> bool:
+    """One row into the part that its columns say; False when it is no sound row."""
     name = next((text for n in _NAMES if (text := header.cell(row, n)) is not None), None)
     count = next((calls for n in _COUNTS if (calls := header.whole(row, n)) is not None), None)
-    if name is None or count is None:
-        return
+    if name is None or count is None or count < 0:
+        return False
     name = name[:MAX_STRING]
     if _TOTAL not in header.columns:
         _sizes(capture, header, row, name)
-        return
+        return True
     total = header.nanoseconds(row, _TOTAL)
     if total is None or total < 0:
-        return
+        return False
     low, high = (header.nanoseconds(row, c) for c in ("min", "max"))
     if header.has("instances") and not header.has("style") and not header.has("range"):
         capture.kernels = capture.kernels or []
         grid, block = (_shape(header.cell(row, c)) for c in ("gridxyz", "blockxyz"))
         kernels.setdefault(KernelKey(name, grid, block), Tally()).merge(count, total, low, high)
-        return
+        return True
     part = _part(capture, header, name)
     if part is not None:
         part.setdefault(name, Tally()).merge(count, total, low, high)
+    return True
 
 
 def _part(capture: Capture, header: Header, name: str) -> dict[str, Tally] | None:

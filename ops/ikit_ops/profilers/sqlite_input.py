@@ -163,7 +163,7 @@ def opened(reading: Reading) -> Iterator[Database]:
                            "mmap_size = 0", "temp_store = FILE"):  # fmt: skip
                 connection.execute(f"PRAGMA {pragma}")
             database = Database(reading, connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # its schema may be no text
             raise reading.damaged(f"SQLite cannot read it ({error})") from None
         yield database
     finally:
