@@ -96,7 +96,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
     """The chosen command; usage (status 2) for what is not known, with the nearest option."""
     chosen, unknown = parser.parse_known_args(words)
     if unknown:
-        command: argparse.ArgumentParser = getattr(chosen, "command", parser)
+        command: argparse.ArgumentParser = getattr(chosen, "_parser", parser)
         word = unknown[0].split("=")[0]
         near = difflib.get_close_matches(word[:64], command._option_string_actions, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -117,7 +117,8 @@ def build_parser(registry: Registry) -> argparse.ArgumentParser:
         )
         add_options(command, operation.args)
         _add_output(command, operation)
-        command.set_defaults(run=_run_operation, operation=operation.name, command=command)
+        # No argument's name begins with an underscore, so none can take this one's place.
+        command.set_defaults(run=_run_operation, operation=operation.name, _parser=command)
     _add_own(groups[()])
     return parser
 
