@@ -96,6 +96,26 @@ def test_on_the_command_line_the_record_is_printed_and_the_verdict_is_the_status
     assert status == 3 and record["valid"] is None
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give either a command or a bench_id"),
+        (["--bench-id", "../../etc/passwd"], "no evidence id"),
+        (["--bench-id", "abcdef", "--", "true"], "give either a command or a bench_id"),
+        (["--", "prog", "--api-key", "made-up"], "the command was refused"),
+    ],
+)
+def test_on_the_command_line_profile_takes_words_or_an_id(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ikit_mcp.cli", "profile", *words],
+        env={**os.environ, "IKIT_HOME": str(tmp_path), "IKIT_LOCK_DIR": str(tmp_path / "locks")},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and message in done.stderr
+
+
 def test_a_capture_of_a_benchmark_takes_its_identity_and_says_what_is_not_shown(
     tmp_path: Path,
 ) -> None:
@@ -205,7 +225,8 @@ def test_command_lines_have_fixed_names_and_windows_where_the_profiler_has_them(
     assert rocprof[rocprof.index("--") + 1] == "/bin/sh" and rocprof[-2:] == ["prog", "x"]
     plain = profilers()["nsys"].command(Job(("prog",), tmp_path, "/opt/nsys", "1"))
     assert plain[0] == "/opt/nsys" and "--capture-range" not in plain
-    assert not any("%" in word for word in [*nsys, *ncu, *rocprof])
+    named = [words[words.index(o) + 1] for words, o in ((nsys, "--output"), (ncu, "--export"))]
+    assert named == [str(tmp_path / "report")] * 2  # no %q{ENV}, no %argv%
 
 
 def test_what_rocprofv3_leaves_is_found_in_either_generation(tmp_path: Path) -> None:
