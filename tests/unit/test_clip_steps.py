@@ -77,6 +77,21 @@ def test_a_clean_clip_without_a_reference_is_inconclusive(tmp_path: Path, check:
     assert record.get("data", "clips", 0, "steps") == []
 
 
+SHIPPED = Path(__file__).parents[1] / "data" / "clips"
+
+
+def test_the_shipped_clips_get_their_words(tmp_path: Path) -> None:
+    for name, verdict in (("honest", "inconclusive"), ("reusing", "step_reuse")):
+        folder = SHIPPED / name
+        record = run_here(
+            tmp_path / "home", "clip_steps", manifest=str(folder / "clips.jsonl"),
+            dumps=str(folder / "dumps"),
+        )  # fmt: skip
+        assert verdict_of(record) == verdict
+        failed = [check for check, (ok, _) in details(record).items() if ok is False]
+        assert failed == ([] if name == "honest" else ["reuse"])
+
+
 def test_audio_and_video_are_both_checked(tmp_path: Path, check: Check) -> None:
     both = {"video": clips.VIDEO, "audio": clips.AUDIO}
     path, line = clips.write_clip(tmp_path, streams=both, asked=clips.request(audio=True))

@@ -98,6 +98,22 @@ def test_safetensors_itself_opens_what_the_recorder_wrote(tmp_path: Path) -> Non
             assert opened.get_tensor(key).tobytes() == reader.raw(key)
 
 
+def test_arrays_are_written_as_they_lie_and_as_they_read(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    values = numpy.arange(12, dtype=numpy.float32).reshape(1, 1, 1, 3, 4)
+    turned = values.transpose(0, 1, 2, 4, 3)
+    for name, array in (("straight", values), ("turned", turned)):
+        streams = {"video": (array.shape, "F32")}
+        with small(tmp_path, streams=streams) as recorder:
+            for step in (0, 1):
+                recorder.step(step, "video", array, array, array, 1, 0.5)
+            recorder.final("video", array)
+            array = array.copy()
+            path = recorder.save(SHA)
+        with DumpReader(path) as reader:
+            assert reader.raw("step.1.video.out") == array.tobytes(), name
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("streaming", [True, False])
 def test_what_was_recorded_is_read_back(tmp_path: Path, dtype: str, streaming: bool) -> None:

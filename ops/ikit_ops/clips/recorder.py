@@ -40,6 +40,7 @@ MAX_HEADER_BYTES = 4 << 20
 MAX_STEPS = 10_000
 QUEUED_TENSORS = 9
 SLOW_BYTES_PER_SECOND = 1e9
+PREEMPTED_SECONDS = 0.015  # what a busy machine takes from a thread now and then
 
 DTYPE_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2,
@@ -293,11 +294,13 @@ def _on_cpu(tensor: Any) -> Any:
 
 
 def _bytes_of(here: Any) -> bytes | memoryview:
-    """Its little-endian bytes: a view of a torch tensor's memory, valid while that lives."""
-    if not hasattr(here, "data_ptr"):
-        return bytes(here.tobytes())
-    size = here.numel() * here.element_size()
-    return memoryview((ctypes.c_char * size).from_address(here.data_ptr())).cast("B")
+    """Its little-endian bytes: a view of a tensor's or an array's memory, valid while it lives."""
+    if hasattr(here, "data_ptr"):
+        size = here.numel() * here.element_size()
+        return memoryview((ctypes.c_char * size).from_address(here.data_ptr())).cast("B")
+    if hasattr(here, "__array_interface__") and here.flags.c_contiguous:
+        return memoryview(here).cast("B")
+    return bytes(here.tobytes())
 
 
 class _Writer:
@@ -344,7 +347,8 @@ class _Writer:
             except OSError as error:
                 self._error = error
                 self._raise()
-            self._slow = time.perf_counter() - started > size / SLOW_BYTES_PER_SECOND + 1e-3
+            took = time.perf_counter() - started
+            self._slow = took > size / SLOW_BYTES_PER_SECOND + PREEMPTED_SECONDS
             return
         self._slow = bool(self._work.unfinished_tasks)  # once it has caught up, try again
         buffer = self._free.get()
