@@ -15,11 +15,13 @@ from helpers.bench import run_here
 from helpers.real_engines import engine_python
 from helpers.tiny_models import TINY, shared_gguf, write_folder
 from ikit_mcp.call import Settings
+from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.evidence.signing import generate_key
 from ikit_mcp.evidence.store import Store
 from ikit_mcp.process import devices
 from ikit_mcp.registry import EXECUTES, MEASURES, OpError, load
 from ikit_mcp.runner import Control, Runner
+from ikit_ops.profilers.target import local_model
 
 SMALL: dict[str, Any] = {"prompt_len": 48, "gen_len": 64, "rounds": 2, "threads": 1}
 
@@ -104,6 +106,30 @@ def test_with_a_signing_key_only_trusted_benchmarks_are_run_again(
     request = runner.check("profile", {"bench_id": bench_id(home), "profiler": "perf"})
     with pytest.raises(OpError, match="not signed by a trusted key"):
         runner.here(request, Control(devices=frozenset(devices.uuids_of("auto"))))
+
+
+def bench_record(model: str) -> EvidenceRecord:
+    raw = {"provenance": {"request": {"args": {"model": model, "revision": "v1"}}}}
+    return EvidenceRecord(raw, "0" * 64)
+
+
+def test_a_model_of_the_hub_is_run_from_the_cache_by_its_path_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(OpError, match="is not in the Hub's cache here"):
+        local_model(bench_record("acme/model"))
+    repository = tmp_path / "models--acme--model"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v1").write_text("a" * 40, encoding="ascii")
+    before = bench_record("acme/model")
+    args = local_model(before).get("provenance", "request", "args")
+    assert args == {"model": str(snapshot), "revision": None}
+    assert before.get("provenance", "request", "args", "model") == "acme/model"
+    here = bench_record(str(tmp_path))
+    assert local_model(here) is here
 
 
 def test_the_torch_profiler_sees_the_operators_of_a_real_script(home: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fakes.profiler_program import install, seen
 from helpers import json_schema
 from helpers.bench import run_here
 from helpers.evidence import save
+from helpers.stdio import Wire
 from ikit_mcp.evidence import record as records
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.registry import OpError
@@ -268,6 +269,17 @@ def test_what_cannot_be_profiled_is_refused_with_a_reason(
         run_here(tmp_path / "home", "profile", **arguments)
 
 
+def test_a_chosen_device_is_the_only_one_that_the_target_sees(
+    tmp_path: Path, programs: Path
+) -> None:
+    install(programs, "nsys", capture=EXPORT)
+    record = profile(tmp_path / "home", "true", profiler="nsys", device="cpu")
+    environment = seen(programs, "nsys")[0]["env"]
+    assert isinstance(environment, dict)
+    assert environment["CUDA_VISIBLE_DEVICES"] == environment["ROCR_VISIBLE_DEVICES"] == ""
+    assert record.get("identity", "device", "uuid") is not None
+
+
 def test_only_benchmarks_are_run_again(tmp_path: Path) -> None:
     other = save(tmp_path / "home", kind="roofline")
     with pytest.raises(OpError, match="not a bench record"):
@@ -305,6 +317,25 @@ def test_the_real_perf_finds_the_function_that_burns_the_time(
     assert record.get("data", "kernels") is None
     stored = everything(tmp_path / "home")
     assert PLANTED.encode() not in stored and b"hello" in stored
+
+
+def test_over_the_server_no_byte_that_leaves_holds_a_secret(tmp_path: Path) -> None:
+    perf_or_skip()
+    script = tmp_path / "leak.py"
+    script.write_text(BUSY + f"\nprint('{PLANTED}')\n", encoding="utf-8")
+    extra = {"ACME_API_TOKEN": PLANTED, "IKIT_LOCK_DIR": str(tmp_path / "locks")}
+    with Wire(tmp_path / "home", env=extra) as wire:
+        wire.initialize()
+        done = wire.structured(
+            "profile", command=[sys.executable, str(script)], profiler="perf", wait_seconds=60
+        )
+        assert done["status"] == "done" and done["data"]["top_functions"]
+        log = wire.ask("resources/read", {"uri": f"{done['uri']}/target.log"})()
+        assert "[redacted: ACME_API_TOKEN]" in json.dumps(log)
+        refused = wire.call("profile", command=["true"], keep_env=["ACME_API_TOKEN"])
+        assert refused["isError"]
+    assert PLANTED not in json.dumps(wire.frames) and PLANTED not in wire.stderr()
+    assert PLANTED.encode() not in everything(tmp_path / "home")
 
 
 def test_the_real_perf_writes_its_report_when_time_runs_out(tmp_path: Path) -> None:

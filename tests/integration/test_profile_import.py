@@ -244,6 +244,22 @@ def test_what_rocprofv3_leaves_is_found_in_either_generation(tmp_path: Path) -> 
     assert left is not None and left.format == "rocpd" and len(left.searched) == 1
 
 
+def test_what_ncu_leaves_is_bounded_and_read_through_itself(tmp_path: Path, programs: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(NCU_RAW.replace("{unit}", "ns"), encoding="utf-8")
+    install(programs, "ncu", capture=table)
+    job = Job(("prog",), tmp_path, None, "1", (GPU,), launches=7)
+    ncu, here = profilers()["ncu"], call(tmp_path / "home")
+    assert ncu.collect(here, job) is None
+    (tmp_path / "report.ncu-rep").write_bytes(b"NVR\0")
+    left = ncu.collect(here, job)
+    assert left is not None and left.format == "ncu-csv" and left.searched == (left.path,)
+    assert left.notes == ["at most 7 kernel launches were profiled"]
+    assert find.look(here, ncu, [GPU, CPU]) == {
+        "name": "ncu", "version": "9.8.7", "usable": True, "why": None,
+    }  # fmt: skip
+
+
 def test_hindrances_name_what_is_missing() -> None:
     known = profilers()
     assert known["ncu"].hindrance("1", [CPU]) == (

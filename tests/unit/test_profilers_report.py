@@ -152,7 +152,8 @@ def test_a_whole_capture_is_valid_and_says_no_speed() -> None:
     draft = report.draft(capture(), report.Context("derived", "imported nsys"))
     assert draft.valid is True and draft.missing == []
     assert (
-        draft.summary == "imported nsys: GEMM 90%, norm 10%; largest: gemm (90% of time, 3 calls)"
+        draft.summary
+        == "imported nsys: GEMM 90 %, norm 10 %; largest: gemm (90 % of time, 3 calls)"
     )
     assert draft.gates.warnings == ["profiled run: no speed claim may rest on it"]
     top = draft.data["top_kernels"]
@@ -183,7 +184,7 @@ def test_a_cpu_capture_without_kernels_is_whole() -> None:
     draft = report.draft(made, report.Context("derived", "torch"))
     assert draft.valid is True
     assert draft.data["top_functions"][0]["share"] == 0.6
-    assert "most CPU time: aten::mm 60%" in draft.summary
+    assert "most CPU time: aten::mm 60 %" in draft.summary
 
 
 def test_more_rows_than_a_record_holds_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def _legend(order: list[str], totals: dict[str, int]) -> str:
         x = LEFT + number * 112
         y = HEIGHT - 14
         words.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{COLOURS[name]}"/>')
-        words.append(f'<text x="{x + 14}" y="{y}">{name} {totals[name] / whole:.1%}</text>')
+        words.append(f'<text x="{x + 14}" y="{y}">{name} {totals[name] / whole * 100:.1f} %</text>')
     return "\n".join(words)
 
 

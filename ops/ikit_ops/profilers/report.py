@@ -191,28 +191,33 @@ def _summary(
     """One line: what spoils it, then where the time went."""
     parts = []
     if capture.busy_share is not None:
-        parts.append(f"GPU busy {capture.busy_share:.0%}")
+        parts.append(f"GPU busy {_percent(capture.busy_share)}")
     shares = [c for c in categories_of(capture) or [] if c["share"]]
     if shares:
         named = (
-            f"{_TITLES.get(c['category'], c['category'])} {c['share']:.0%}" for c in shares[:4]
+            f"{_TITLES.get(c['category'], c['category'])} {_percent(c['share'])}"
+            for c in shares[:4]
         )
         parts.append(", ".join(named))
     if rows:
         first = rows[0]
-        share = "" if first["share"] is None else f"{first['share']:.0%} of time, "
+        share = "" if first["share"] is None else f"{_percent(first['share'])} of time, "
         parts.append(
             f"largest: {one_line(first['short_name'], 80)} ({share}{first['calls']:,} calls)"
         )
     top = _top_functions(capture)
     if not rows and top:
-        named = (f"{one_line(r['name'], 60)} {r['share'] or 0:.0%}" for r in top[:3])
+        named = (f"{one_line(r['name'], 60)} {_percent(r['share'] or 0)}" for r in top[:3])
         parts.append("most CPU time: " + ", ".join(named))
     if not rows and not top and capture.counters:
         seen = sum(1 for row in capture.counters if row["value"] is not None)
         parts.append(f"{seen} of {len(capture.counters)} counters were counted")
     text = f"{context.label}: {'; '.join(parts) or 'no work of a device was seen'}"
     return f"INCOMPLETE ({one_line(problems[0], 160)}). {text}" if problems else text
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
 
 
 # --- artifacts ----------------------------------------------------------------------------

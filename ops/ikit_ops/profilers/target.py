@@ -94,7 +94,7 @@ def of_benchmark(call: Call, bench_id: str, *, steps: int, window: bool) -> Targ
         )
     folder = call.folder / "worker"
     folder.mkdir(mode=0o700)
-    made = replay(call, _local(bench), folder, steps=steps, capture=window)
+    made = replay(call, local_model(bench), folder, steps=steps, capture=window)
     device = bench.get("identity", "device", "uuid")
     if isinstance(device, str) and call.locked and device not in call.locked:
         where = made.plan.device.id if made.plan.device is not None else device
@@ -128,7 +128,7 @@ def _require_trust(call: Call, bench: EvidenceRecord) -> None:
         )
 
 
-def _local(bench: EvidenceRecord) -> EvidenceRecord:
+def local_model(bench: EvidenceRecord) -> EvidenceRecord:
     """The record with its model as a local path: a private home has no cache of the Hub."""
     from ikit_ops.checkpoint.hub_cache import snapshot
 
