@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from fakes.profilers import NCU_DETAILS, NCU_RAW, ROCPROF_TRACES, nsys_export, rocpd_file
+from ikit_mcp.evidence.record import storable
 from ikit_mcp.registry import OpError
-from ikit_ops.profilers import formats, limits, names, profilers
+from ikit_ops.profilers import formats, limits, names, profilers, report
 from ikit_ops.profilers.capture import Capture
 from ikit_ops.profilers.limits import Damaged, Reading, shown_name
 
@@ -260,3 +262,47 @@ def test_declared_names_are_those_that_exist() -> None:
     assert set(names.PROFILERS) == set(profilers())
     read_here = {*formats.READERS, "nsys-sqlite", "rocpd"}
     assert set(names.FORMATS) == read_here | set(names.CONVERTED)
+
+
+# --- any bytes ----------------------------------------------------------------------------
+
+
+def damaged_bytes(chance: random.Random, data: bytes) -> bytes:
+    """The data with some bytes changed, cut off, doubled, or replaced by what parsers dislike."""
+    made = bytearray(data)
+    how = chance.randrange(4)
+    if how == 0:
+        for _ in range(chance.randrange(1, 20)):
+            made[chance.randrange(len(made))] = chance.randrange(256)
+    elif how == 1:
+        del made[chance.randrange(len(made)) :]
+    elif how == 2:
+        start, place = chance.randrange(len(made)), chance.randrange(len(made))
+        made[place:place] = made[start : start + chance.randrange(200)]
+    else:
+        words = (b"9" * 30, b"null", b'"', b"{", b"]", b"-1", b"1e400", b"\0", b",", b"true")
+        for _ in range(chance.randrange(1, 6)):
+            place = chance.randrange(len(made))
+            made[place : place + chance.randrange(8)] = chance.choice(words)
+    return bytes(made)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_captures_are_refused_or_read_and_never_crash(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    captures = [p.read_bytes() for p in sorted(DATA.iterdir()) if p.suffix != ".md"]
+    captures += [t.encode("utf-8") for t in (NCU_RAW, NCU_DETAILS, *ROCPROF_TRACES.values())]
+    captures += [
+        rocpd_file(tmp_path / f"{v}.db", version=v).read_bytes() for v in (3, 4)
+    ]  # fmt: skip
+    path = tmp_path / "x"
+    for data in captures:
+        path.write_bytes(damaged_bytes(chance, data))
+        try:
+            capture = read(path)
+        except OpError as error:
+            assert error.what and error.next_step
+            continue
+        draft = report.draft(capture, report.Context("derived", "x"))
+        storable(draft.data)  # no number that JSON cannot hold
+        report.artifacts_of(capture)

@@ -63,7 +63,8 @@ class Work:
         span = (min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0))
         found = []
         for device in sorted(self.runs, key=lambda d: -1 if d is None else d):
-            found.append((device, sweep(self.runs[device].blocks(), span), self.label))
+            swept = sweep(self.runs[device].blocks(), span, self.reading.tick)
+            found.append((device, swept, self.label))
             self.runs[device] = Runs()  # the rows are not needed again
         conclude(capture, found, gpu_names)
         if not kernels:
