@@ -30,6 +30,7 @@ from ikit_ops.decode.formats import format_of, quantization_name, weight_bits
 from ikit_ops.decode.kv import FP8_DS_MLA_BYTES, KV_BYTES, KvLayer, KvPlan, plan_kv, spans
 from ikit_ops.decode.mixers import mixers_by_layer
 from ikit_ops.decode.model_config import ModelConfig
+from ikit_ops.decode.names import CROSS_ATTENTION, MIXER
 from ikit_ops.decode.pattern import layer_kinds
 from ikit_ops.decode.state import StatePlan, plan_state
 from ikit_ops.decode.tally import Counts, Options, add_read
@@ -46,6 +47,7 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     counts = Counts("headers", checkpoint.stored_bytes)
     counts.quant = quantization_name(config.quantization, checkpoint.quant_config)
     slots = gather(checkpoint.tensors, config.layers)
+    _conditional_layers(slots)
     layers = _layers(config, slots, counts)
     stack = _main_stack(slots)
     counts.beyond = _beyond(config, slots, stack)
@@ -69,6 +71,24 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     counts.per_layer = _per_layer(layers, slots, reads, kv, state, options)
     _duplicates(checkpoint, counts)
     return counts
+
+
+def _conditional_layers(slots: list[Slot]) -> None:
+    """Give up on layers that attend to an encoder alone: without its output they do not run.
+
+    Llama-3.2-Vision skips a layer whose only attention is to the image, with its MLP and its
+    norms, when there is no image.  A layer that also attends to the text does run.
+    """
+    containers: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for slot in slots:
+        parts = set(slot.place.module.split("."))
+        found = containers[slot.place.stack, slot.place.layer]
+        found |= parts & CROSS_ATTENTION or parts & MIXER
+    for slot in slots:
+        found = containers[slot.place.stack, slot.place.layer]
+        decoder = slot.place.layer is not None and slot.place.role not in ("towers", "mtp")
+        if decoder and found and found <= CROSS_ATTENTION:
+            slot.place = slot.place._replace(role="unknown")
 
 
 def _layers(config: ModelConfig, slots: list[Slot], counts: Counts) -> int:

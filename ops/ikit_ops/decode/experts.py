@@ -118,7 +118,7 @@ def _one_layer(
         result.experts = len(set().union(*(slot.experts or set() for slot in numbered)))
         result.equal = all(s.count == result.experts and len(s.sizes) == 1 for s in numbered)
     else:
-        _fused(members, declared, result)
+        _fused(members, declared, config, result)
     if strange is not None:
         result.doubt = f"{strange} in config.json: the router is not a plain top-k"
     elif top_k is None:
@@ -134,11 +134,20 @@ def _one_layer(
     return result
 
 
-def _fused(members: list[Slot], declared: int | None, result: LayerExperts) -> None:
-    """Experts stacked in one tensor: the leading dimension must be E."""
+def _fused(
+    members: list[Slot], declared: int | None, config: ModelConfig, result: LayerExperts
+) -> None:
+    """Experts stacked in one tensor: the leading dimension must be E, or E times their width.
+
+    DBRX stacks the rows of all experts in one matrix of ``E * ffn_hidden_size`` rows.
+    """
     result.experts = declared
+    width = config.integer("ffn_hidden_size", "moe_intermediate_size")
     for slot in members:
         if slot.shape and declared is not None and slot.shape[0] == declared:
+            continue
+        rows = declared * width if declared is not None and width else None
+        if len(slot.shape) == 2 and slot.shape[0] == rows:
             continue
         if len(slot.shape) <= 1 and (not slot.shape or slot.shape[0] == 1):
             result.whole.add(slot.name)  # one scale for all experts

@@ -271,6 +271,12 @@ def _widths(
     key = key or config.head_dim
     if kind.kind != "sliding" or value is None:
         value = value or config.integer("v_head_dim")
+    own = config.at_layer(index)  # transformers 5 writes what differs by layer, each apart
+    if own.get("num_key_value_heads") is not None:
+        heads = whole(own["num_key_value_heads"], "num_key_value_heads")
+    if own.get("head_dim") is not None:
+        key = whole(own["head_dim"], "head_dim")
+        value = whole(own["v_head_dim"], "v_head_dim") if own.get("v_head_dim") else key
     return heads or None, key or None, value or key or None
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ikit_ops.decode.names import MIXER, MLP
+from ikit_ops.decode.names import CROSS_ATTENTION, MIXER, MLP
 from ikit_ops.decode.vocabulary import words
 from ikit_ops.decode.weights import Slot
 
@@ -41,7 +41,15 @@ _SOFTMAX = (
         "attn_sub_norm inner_attn_ln bias masked_bias rope_freqs temperature k_b_proj v_b_proj"
     )
 )
+_RECURRENT = words(
+    "A_log D dt_bias in_proj out_proj x_proj dt_proj conv1d norm dt_layernorm b_layernorm "
+    "c_layernorm q_proj k_proj v_proj o_proj q_conv1d k_conv1d v_conv1d a_proj b_proj g_proj "
+    "f_a_proj f_b_proj g_a_proj g_b_proj o_norm in_proj_a in_proj_b in_proj_ba in_proj_qkv "
+    "in_proj_qkvz in_proj_z qkv_proj output_gate slope_rate query_decay key_decay diagonal_decay "
+    "conv ssm_a forget_gate_down forget_gate_up"
+)
 INDEXER = frozenset({"indexer"})
+_NESTED = INDEXER | words("q_layernorm k_layernorm")  # StableLM-2 has a norm for each head
 
 
 @dataclass
@@ -75,9 +83,7 @@ def mixers_by_layer(slots: Iterable[Slot], stack: str) -> dict[int, list[Mixer]]
         place = slot.place
         if place.layer is None or place.stack != stack or not place.module:
             continue
-        container, _, leaf = place.module.partition(".")
-        if container not in MIXER:
-            container, leaf = _inner_container(place.module)
+        container, leaf = _inner_container(place.module)
         if not leaf or place.role not in ("attention", "norms", "aux", "unknown", "mtp"):
             continue
         if place.role == "mtp" and container == "mixer" and leaf in MLP:
@@ -94,11 +100,18 @@ def mixers_by_layer(slots: Iterable[Slot], stack: str) -> dict[int, list[Mixer]]
 
 
 def _inner_container(module: str) -> tuple[str, str]:
-    """(container, leaf) of a mixer that sits deeper (``shared_transformer.self_attn.q_proj``)."""
+    """(container, leaf) of a mixer's module, wherever it sits.
+
+    It may lie deeper (``shared_transformer.self_attn.q_proj``), or be nested in one of its
+    kind (GPT-Neo's ``attn.attention.q_proj``).
+    """
     parts = module.split(".")
     for at, part in enumerate(parts[:-1]):
         if part in MIXER:
-            return ".".join(parts[: at + 1]), ".".join(parts[at + 1 :])
+            end = at + 1
+            while end < len(parts) - 1 and parts[end] in MIXER:
+                end += 1
+            return ".".join(parts[:end]), ".".join(parts[end:])
     return "", ""
 
 
@@ -106,13 +119,16 @@ def _family(mixer: Mixer) -> tuple[str, list[str]]:
     """The family of a mixer, and the leaves that it is not known to have."""
     leaves = set(mixer.modules)
     first = {leaf.partition(".")[0] for leaf in leaves}
+    if CROSS_ATTENTION.intersection(mixer.container.split(".")):
+        return "cross", []
+    unheard = sorted(leaves - _RECURRENT)
     if "A_log" in leaves or "ssm_a" in leaves:
-        return _recurrent(leaves), []
+        return _recurrent(leaves), unheard
     if "qkv_proj" in leaves and "output_gate" in leaves:
-        return "lightning", []
+        return "lightning", unheard
     if mixer.container in ("conv", "short_conv", "shortconv"):
-        return ("shortconv", []) if "conv" in leaves else ("unknown", sorted(leaves))
-    strange = sorted(leaf for leaf in leaves - _SOFTMAX if leaf.partition(".")[0] not in INDEXER)
+        return ("shortconv", unheard) if "conv" in leaves else ("unknown", sorted(leaves))
+    strange = sorted(leaf for leaf in leaves - _SOFTMAX if leaf.partition(".")[0] not in _NESTED)
     if leaves & _LATENT:
         return ("dsa" if first & INDEXER else "mla"), strange
     if leaves & (_KEY | FUSED_QKV):

@@ -21,6 +21,8 @@ from ikit_ops.decode.vocabulary import words
 
 MAX_LAYERS = 10_000
 _MAX_VALUE = 2**48
+_LAYER_LISTS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+_SECTIONS = ("ffn_config", "attn_config")  # DBRX and MPT keep their experts and heads apart
 _NESTS = ("text_config", "llm_config", "language_config", "text_model_config", "thinker_config")
 
 _GEMMA4 = {"sliding_window": 512, "sliding_window_pattern": 6, "global_head_dim": 512}
@@ -110,10 +112,22 @@ class ModelConfig:
             value = self.text.get(key)
             if value is not None:
                 return value
+        for section in _SECTIONS:
+            inner = self.text.get(section)
+            found = inner if isinstance(inner, dict) else {}
+            for key in keys:
+                if found.get(key) is not None:
+                    return found[key]
         for key in keys:
             if key not in self.text and key in self._defaults:
                 return self._defaults[key]
         return None
+
+    def at_layer(self, layer: int) -> Mapping[str, Any]:
+        """What ``per_layer_config`` says of one layer: values that replace the model's own."""
+        values = self.get("per_layer_config")
+        own = values.get(str(layer)) if isinstance(values, dict) else None
+        return own if isinstance(own, dict) else {}
 
     def integer(self, *keys: str) -> int | None:
         """A whole number >= 0 under the first of these keys, or None.
@@ -148,6 +162,9 @@ class ModelConfig:
     def layers(self) -> int | None:
         """Decoder layers of the main model, without prediction layers that follow them."""
         count = self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+        if count is None:  # Nemotron-H of transformers 5 says it by the list of its layers alone
+            described = (self.get(key) for key in _LAYER_LISTS)
+            count = next((len(x) for x in described if isinstance(x, list | str) and x), None)
         if count is not None and count > MAX_LAYERS:
             raise OpError(
                 f"config.json: num_hidden_layers is {count}, more than {MAX_LAYERS}",
@@ -168,7 +185,17 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int | None:
         """Key and value heads of an attention layer; the query heads when not said apart."""
-        keys = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
+        if self.get("multi_query") is True and self.get("new_decoder_architecture") is not True:
+            return 1  # Falcon-7B and StarCoder say so in words, whatever num_kv_heads says
+        if self.get("multi_query") is False and self.get("new_decoder_architecture") is not True:
+            return self.heads
+        keys = (
+            "num_key_value_heads",
+            "n_head_kv",
+            "num_kv_heads",
+            "multi_query_group_num",
+            "kv_n_heads",
+        )
         return self._once(*keys) if self.get(*keys) is not None else self.heads
 
     @property

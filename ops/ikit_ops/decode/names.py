@@ -33,8 +33,11 @@ TOWER_PARTS = words(
     "vision_projector visual_projection audio_projection vpm apm resampler connector aligner "
     "mlp1 projector sam_model view_seperator talker token2wav code2wav speech_projector "
     "mm_audio_projector embed_vision_tokens vision_resampler image_projection vq_model "
-    "gen_vision_model"
+    "gen_vision_model patch_merge_mlp merger mlp_AR qformer query_tokens language_projection "
+    "embed_tokens_extend vqmodel generation_aligner generation_embeddings generation_head"
 )
+# A module outside the decoder's layers that is named for a modality belongs to its tower.
+MODALITIES = ("vision", "visual", "image", "audio", "speech", "video", "vit_")
 MTP_PARTS = frozenset({"nextn", "medusa_head", "eagle"})
 
 EMBEDDING = words(
@@ -52,10 +55,13 @@ ROUTER = words(
     "router gate e_score_correction_bias expert_bias moe_statics wg correction_bias "
     "router_bias gate_inp exp_probs_b"
 )
+# The router's even where they stand beside the experts: all E entries are read (Laguna).
+ROUTER_BIASES = words("e_score_correction_bias expert_bias correction_bias exp_probs_b")
 MIXER = words(
     "self_attn self_attention attention attn linear_attn mamba mixer conv short_conv "
     "shortconv temporal_block delta_net lightning_attn cross_attn time_mix ssm"
 )
+CROSS_ATTENTION = words("cross_attn encoder_attn crossattention")
 MLP = words(
     "mlp feed_forward feedforward ffn block_sparse_moe moe fc1 fc2 c_fc gate_proj up_proj "
     "down_proj gate_up_proj dense_h_to_4h dense_4h_to_h w1 w2 w3 fc1_latent_proj "
@@ -65,7 +71,7 @@ OTHER = words(
     "altup laurel altup_projections altup_unembed_projections per_layer_input_gate "
     "per_layer_projection per_layer_model_projection layer_scalar per_layer_inp_gate "
     "inp_gate layer_output_scale skip_scale residual_scale learned_scale "
-    "layer_scale linear"
+    "layer_scale linear project_in project_out"
 )
 QUANTISER_PARAMETERS = words(
     "weight_scale weight_scale_inv weight_scale_2 scale_inv input_scale weight_packed weight_shape "
@@ -78,6 +84,8 @@ PARAMETERS = QUANTISER_PARAMETERS | {"weight", "bias"}
 NEVER_READ_BY_KERNELS = words(
     "weight_shape quant_state inv_freq rotary_emb rope_freqs weight_format num_batches_tracked"
 )
+# Decays by position in a block, which MiniMax's lightning layers save beside their weights.
+PREFILL_TABLES = words("query_decay key_decay diagonal_decay")
 ROUTED_SUFFIXES = ("_blocks", "_scales", "_bias", "_weight_scale", "_input_scale", "_scale_inv")
 
 
@@ -116,7 +124,7 @@ def place_of(name: str, layers: int | None) -> Place:
     outside = prefix if layer is not None else set(parts)
     if any(part.startswith("mtp") or part in MTP_PARTS for part in parts):
         role = "mtp"
-    elif outside & TOWER_PARTS:
+    elif outside & TOWER_PARTS or any(name in part for part in outside for name in MODALITIES):
         role = "towers"
     elif layer is not None:
         if not prefix <= TEXT_PREFIXES:
@@ -151,12 +159,16 @@ def _module(rest: list[str]) -> tuple[str, str]:
 def layer_role(rest: list[str]) -> str:
     """The role of a tensor inside a decoder layer, by its path there."""
     parts = set(rest)
-    if "cross_attn" in parts or "encoder_attn" in parts:
-        return "unknown"  # read only when an image or an encoder's output is attended to
+    if parts & CROSS_ATTENTION or any(_is_conditional(part) for part in rest):
+        return "unknown"  # read only when an image or an encoder's output is there
+    if parts & PREFILL_TABLES:
+        return "unknown"  # decoding reads none of it, and engines may not even load it
     if parts & OTHER and not parts & MIXER:
         return "other"
     if parts & SHARED:
         return "shared_experts"
+    if parts & ROUTER_BIASES:
+        return "router"
     if parts & EXPERTS or ("block_sparse_moe" in parts and parts & GRANITE_EXPERTS):
         return "routed_experts"
     if parts & ROUTER and not (parts & MIXER - {"mixer"}):
@@ -172,14 +184,25 @@ def layer_role(rest: list[str]) -> str:
     return "unknown"
 
 
+def _is_conditional(part: str) -> bool:
+    """Whether a part of a layer's name says that it serves one modality, or is an adapter's."""
+    return part.startswith("lora_") or any(name in part for name in MODALITIES)
+
+
 def _top_role(rest: list[str]) -> str:
-    """The role of a tensor outside every stack."""
-    parts = set(rest)
+    """The role of a tensor outside every stack: by its first part that is not the model's own.
+
+    What lies deeper is not looked at: a norm of a module that no rule knows is unknown too.
+    """
+    first = next((part for part in rest if part not in TEXT_PREFIXES), "")
+    parts = {first} | (set(rest) & NEVER_READ_BY_KERNELS)
+    if first in EMBEDDING:  # a table's own norm (ModernBERT's embeddings.norm)
+        parts |= {part for part in rest if "norm" in part}
     if parts & NEVER_READ_BY_KERNELS:
         return "aux"
     if parts & PER_LAYER_EMBEDDING:
         return "per_layer_embedding"
-    if any("norm" in part or part in ("ln_f", "ln_out") for part in rest):
+    if any("norm" in part or part in ("ln_f", "ln_out") for part in parts):
         return "norms"
     if parts & EMBEDDING:
         return "embedding"

@@ -5,9 +5,9 @@ pattern decides the cached bytes: taking every layer of gpt-oss or Gemma-3 as fu
 overstates them 2 to 5 times.  Families write the pattern in a dozen ways; they are
 tried in a fixed order, the most explicit first:
 
-``layer_types`` (and ``layers_block_type``) > ``sliding_window_pattern`` (every p-th layer
-is full) > ``hybrid_layer_pattern`` (MiMo: 1 = window) > ``full_attention_interval``
-(Qwen3-Next) > ``attn_layer_indices`` (Bamba) / ``full_attn_idxs`` (LFM2) >
+``layer_types`` (and ``layers_block_type``; GPT-Neo's ``attention_layers``) >
+``sliding_window_pattern`` (every p-th layer is full) > ``hybrid_layer_pattern`` (MiMo:
+1 = window) > ``full_attention_interval`` (Qwen3-Next) > ``attn_layer_indices`` (Bamba) / ``full_attn_idxs`` (LFM2) >
 ``attn_layer_period`` and ``_offset`` (Jamba) > ``hybrid_override_pattern`` (Nemotron-H) >
 ``linear_attn_config.full_attn_layers`` (Kimi-Linear, counted from 1) > ``attn_type_list``
 (MiniMax-01: 1 = softmax) > ``no_rope_layers`` (Llama-4: 0 = full) > one window for all.
@@ -56,7 +56,7 @@ _TYPES: dict[str, Kind] = {
     "dense": "none",
 }
 _NEMOTRON: dict[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none"}
-_WINDOW_EVERYWHERE = words("mistral mixtral phi3 phimoe starcoder2 ministral")
+_WINDOW_EVERYWHERE = words("mistral mixtral phi3 phimoe starcoder2 ministral ministral3")
 _OPT_IN_WINDOW = ("qwen2", "qwen3", "smollm3")
 # Attention that reads a part of the cache by rules that are not defined here, or a cache
 # that layers share by rules of their own: never taken for plain attention.
@@ -69,7 +69,14 @@ _NOT_DEFINED = (
     "use_cla",
     "use_mixed_mlp_cla",
     "dual_chunk_attention_config",
+    "dense_attention_every_n_layers",  # Phi-3-small: block-sparse in between
 )
+_READ_BY_LAYER = words(
+    "head_dim v_head_dim num_key_value_heads num_attention_heads intermediate_size "
+    "moe_intermediate_size hidden_act hidden_activation"
+)
+# Keys with "window" in their name that say nothing by themselves about what is cached.
+_WINDOW_KEYS = words("sliding_window max_window_layers use_sliding_window sliding_window_pattern")
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,27 @@ def layer_kinds(config: ModelConfig, layers: int) -> list[LayerKind]:
     for rule in _RULES:
         kinds = rule(config, layers)
         if kinds is not None:
-            return [_with_span(kind, config) for kind in kinds]
-    return [_without_pattern(config, index) for index in range(layers)]
+            found = [_with_span(kind, config) for kind in kinds]
+            break
+    else:
+        found = [_without_pattern(config, index) for index in range(layers)]
+    return [_apart(config, index) or kind for index, kind in enumerate(found)]
+
+
+def _apart(config: ModelConfig, layer: int) -> LayerKind | None:
+    """A layer that is described apart from the others, in keys that are not read here."""
+    for key in config.at_layer(layer):
+        if key not in _READ_BY_LAYER:
+            why = f"per_layer_config in config.json gives it {str(key)[:60]} of its own"
+            return LayerKind("unknown", None, why)
+    blocks = config.listed("block_configs") or []
+    block = blocks[layer] if layer < len(blocks) else None
+    attention = block.get("attention") if isinstance(block, dict) else None
+    if isinstance(attention, dict):
+        window = next((k for k in attention if "window" in k and attention[k]), None)
+        if window is not None:
+            return LayerKind("unknown", None, f"block_configs in config.json gives it a {window}")
+    return None
 
 
 def _with_span(kind: Kind | str, config: ModelConfig) -> LayerKind:
@@ -128,7 +154,7 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
     family = config.family
     everything = LayerKind("full", stated=False)
     if not window:
-        return everything
+        return _other_window(config) or everything
     if family.startswith(_OPT_IN_WINDOW):
         first = config.integer("max_window_layers") or 0
         used = config.get("use_sliding_window") is True
@@ -142,8 +168,20 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
     return LayerKind("unknown", window, why, stated=False)
 
 
+def _other_window(config: ModelConfig) -> LayerKind | None:
+    """A window under a name that no rule knows: which layers use it, and how, is not known."""
+    inner = config.text.get("attn_config")
+    for part in (config.text, inner if isinstance(inner, dict) else {}):
+        for key, value in part.items():
+            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if number and "window" in str(key) and key not in _WINDOW_KEYS:
+                why = f"{str(key)[:60]} is {value}, but what it means is not defined here"
+                return LayerKind("unknown", None, why, stated=False)
+    return None
+
+
 def _by_types(config: ModelConfig, layers: int) -> list[str] | None:
-    for key in ("layer_types", "layers_block_type"):
+    for key in ("layer_types", "layers_block_type", "attention_layers"):
         types = config.listed(key)
         if types is not None:
             kinds = [

@@ -88,6 +88,10 @@ def plan_state(
             elif mixer.family in RECURRENT_FAMILIES:
                 families.add(mixer.family)
                 found = _SIZES[mixer.family](config, mixer)
+                if mixer.strange:
+                    names = ", ".join(name[:60] for name in mixer.strange[:3])
+                    why = f"{mixer.family} with tensors of an unknown kind ({names})"
+                    doubts.setdefault(why, []).append(index)
                 if isinstance(found, str):
                     doubts.setdefault(found, []).append(index)
                 else:
