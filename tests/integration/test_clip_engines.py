@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -219,3 +220,17 @@ def test_a_server_that_is_killed_while_it_writes_leaves_no_named_dump(
     manifest.write_text(json.dumps(line) + "\n", encoding="utf-8")
     record = run_here(tmp_path / "home", "clip_steps", manifest=str(manifest), dumps=str(dumps))
     assert record.get("data", "verdict") == "no_dump"
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(
+    tmp_path: Path, model: Path, recipe: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    next((broken / "transformer").glob("*.safetensors")).write_bytes(b"broken")
+    command = [sys.executable, "-m", "ikit_mcp.cli", "clips", "serve", "--model", str(broken),
+               "--dumps", str(tmp_path)]  # fmt: skip
+    environment = {**os.environ, "IKIT_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "the model cannot be loaded" in done.stderr

@@ -20,7 +20,7 @@ import torch
 
 from fakes import clips_engine, clips_models
 from ikit_ops.clips import judge, modelfree, sampling
-from ikit_ops.clips.engine import clipmaker, mp4, noise, pipelines, pixels
+from ikit_ops.clips.engine import clipmaker, mp4, noise, pipelines, pixels, task
 from ikit_ops.clips.engine.hook import RecordingFlowMatchEuler
 from ikit_ops.clips.engine.replay import Reference, Replay
 from ikit_ops.clips.reader import DumpReader
@@ -329,3 +329,86 @@ def test_a_sampler_that_is_not_flow_match_euler_is_not_recorded(sampler: Any) ->
     stochastic = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
     with pytest.raises(ValueError, match="stochastic"):
         RecordingFlowMatchEuler.of(stochastic, None)  # type: ignore[arg-type]
+
+
+class Told:
+    """Progress that a test may look at."""
+
+    done = 0
+
+    def __init__(self) -> None:
+        self.what: list[str] = []
+
+    def tell(self, what: str) -> None:
+        self.what.append(what)
+
+
+def worked(ltx: Path | None, dump: Path, asked: dict[str, Any], steps: list[int]) -> dict[str, Any]:
+    """What the worker finds about one clip."""
+    clip = {"index": 0, "dump": str(dump), "video": "none", "request": asked, "steps": steps}
+    config = {"reference": str(ltx) if ltx else None, "recipe": clips_engine.RECIPE,
+              "device": "cpu", "clips": [clip]}  # fmt: skip
+    found: dict[str, Any] = task.run(config, Told())["clips"]["0"]
+    return found
+
+
+def test_the_worker_checks_noise_without_a_reference_and_steps_with_one(
+    tmp_path: Path, ltx: Path, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(8)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
+    alone = worked(None, path, asked, [])
+    assert alone["noise"]["ok"] is True and "steps" not in alone
+    both = worked(ltx, path, asked, [0, 5])
+    assert [step["r"] for step in both["steps"]] == pytest.approx([0, 0], abs=1e-3)
+    assert len(both["schedule"]) == 13
+    other = worked(ltx, path, {**asked, "width": 512}, [0])
+    assert "steps" not in other and other["shapes"]["video"] == [1, 16, 2, 6, 16]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"width": None}, {"prompt": None}, {"guidance_scale": None}, {"fps": "x"}, {"steps": None}],
+)
+def test_a_request_that_no_pipeline_takes_is_a_problem_and_no_crash(
+    tmp_path: Path, ltx: Path, pipes: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(8)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
+    found = worked(ltx, path, {**asked, **changed}, [0, 5])
+    assert found["problem"]
+    assert found["noise"]["ok"] is True
+
+
+def test_latents_that_the_reference_cannot_bear_are_a_problem_and_no_crash(
+    tmp_path: Path, ltx: Path, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(8)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
+    with DumpReader(path) as reader:
+        start, size = reader._entry("step.5.video.x")[2:]
+    data = bytearray(path.read_bytes())
+    data[start:size] = torch.full(((size - start) // 4,), 3e38).numpy().tobytes()
+    path.write_bytes(data)
+    assert "no finite output" in worked(ltx, path, asked, [5])["problem"]
+
+
+def test_a_seed_that_is_none_leaves_the_noise_unchecked(
+    tmp_path: Path, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(8)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
+    assert worked(None, path, {**asked, "noise_seed": None}, [])["noise"]["ok"] is None
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "StepDumpError" in worked(None, path, asked, [])["problem"]
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_clips_of_very_few_steps_are_replayed_too(
+    tmp_path: Path, reference: Reference, pipes: dict[str, Any], steps: int
+) -> None:
+    asked = clips_engine.request(9, steps=steps)
+    path = clips_engine.serve(pipes["bf16"], asked, tmp_path, variant="bf16")
+    assert words_of(path, reference, asked, 0)[0] == "pass"
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path, variant="stale prompt")
+    assert words_of(path, reference, asked, 0)[0] == "conditioning"

@@ -23,8 +23,8 @@ from ikit_mcp.evidence.canonical import canonical_bytes
 from ikit_mcp.registry import OpError
 from ikit_ops.clips.recorder import request_of
 
-MAX_MANIFEST_BYTES = 64 << 20
-MAX_CLIPS = 20_000
+MAX_MANIFEST_BYTES = 16 << 20
+MAX_CLIPS = 2_000
 MAX_RECIPE_BYTES = 1 << 20
 MAX_CLIP_BYTES = 8 << 30
 COMPARED = (

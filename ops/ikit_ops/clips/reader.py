@@ -28,6 +28,8 @@ from ikit_ops.clips.recorder import (
     StepDumpError,
 )
 
+MAX_DUMP_BYTES = 256 << 30
+
 
 class DumpReader:
     """One dump, opened and its header held against safetensors' rules.
@@ -50,6 +52,8 @@ class DumpReader:
             if not stat.S_ISREG(info.st_mode):
                 raise StepDumpError("is no regular file")
             self.size = info.st_size
+            if self.size > MAX_DUMP_BYTES:
+                raise StepDumpError(f"holds {self.size} bytes: larger than any clip's steps")
             self._read_header()
         except StepDumpError:
             self._file.close()

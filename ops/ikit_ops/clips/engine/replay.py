@@ -25,7 +25,8 @@ DELTA = 1e-3
 FLOOR_STEPS = 4
 TIME_STEPS = 2
 CANDIDATE_STEPS = 2
-MAX_CANDIDATES = 8
+MAX_CANDIDATES = 10
+MAX_TEXT = 20_000
 MIN_FLOOR = 1e-4  # a model that bf16 does not disturb would make any rounding look large
 
 Tick = Callable[[str], None]
@@ -79,7 +80,8 @@ class Reference:
             course.calls[at].append(tuple(part.detach().float() for part in output))
             self.passes += int(output[0].shape[0])
 
-        handle = pipe.transformer.register_forward_hook(keep)
+        models = [pipe.transformer, getattr(pipe, "transformer_2", None)]
+        handles = [each.register_forward_hook(keep) for each in models if each is not None]
         pipe.scheduler = Steering.of(own, course)
         pipe.prepare_latents = lambda *_, **__: course.x["video"][0]
         if "audio" in course.x:
@@ -88,7 +90,8 @@ class Reference:
             with torch.no_grad():
                 pipe(**arguments, output_type="latent")
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
             pipe.scheduler = own
             del pipe.prepare_latents
             if "audio" in course.x:
@@ -185,6 +188,7 @@ class Replay:
         self.reference, self.reader, self.request = reference, reader, request
         self.picked, self.tick = list(picked), tick
         sigmas, after = reader.sigmas()
+        self.sigmas = sigmas
         self.levels = [sigmas[step] for step in self.picked]
         self.after = [after[step] for step in self.picked]
         self.streams = reader.streams
@@ -217,6 +221,8 @@ class Replay:
         reference = self.reference
         self.tick("reference")
         exact = reference.run(reference.pipe, self.request, self.course())
+        if not all(bool(out.isfinite().all()) for outs in exact.outs.values() for out in outs):
+            raise ValueError("the reference gives no finite output at these latents")
         apart = [self._apart(row, exact) for row in range(len(self.picked))]
         floors = self._floors(exact, apart)
         self.floor = {
@@ -371,6 +377,9 @@ class Replay:
 
         attempt("timestep", "the model's time being sigma_next",
                 [max(self.after[row], 0.0) for row in rows])  # fmt: skip
+        if all(self.picked[row] for row in rows):
+            before = [self.sigmas[self.picked[row] - 1] for row in rows]
+            attempt("timestep", "the model's time being that of the step before", before)
         negative = self.reference.recipe.get("negative_prompt") or ""
         if negative:
             attempt("conditioning", "an empty negative prompt", negative_prompt="")
@@ -397,7 +406,11 @@ class Replay:
         own = self.reference.recipe
         if isinstance(told, dict):
             negative, length = told.get("negative_prompt"), told.get("max_sequence_length")
-            if isinstance(negative, str) and negative != (own.get("negative_prompt") or ""):
+            if (
+                isinstance(negative, str)
+                and len(negative) <= MAX_TEXT
+                and negative != (own.get("negative_prompt") or "")
+            ):
                 found["negative_prompt"] = negative
             if (
                 type(length) is int

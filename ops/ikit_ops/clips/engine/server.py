@@ -66,6 +66,7 @@ class Engine:
     def __init__(self, config: Mapping[str, Any], load: Any, make: Any) -> None:
         self.config = config
         self.state, self.problem = "loading", ""
+        self.failed = threading.Event()
         self.pipe: Any = None
         self._load, self._make = load, make
         self.jobs: queue.Queue[Job] = queue.Queue(maxsize=int(config.get("queue", 8)))
@@ -84,6 +85,7 @@ class Engine:
         except Exception as error:
             self.state, self.problem = "failed", f"{type(error).__name__}: {error}"[:400]
             LOG.exception("the model cannot be loaded")
+            self.failed.set()
             return
         while True:
             job = self.jobs.get()
@@ -230,7 +232,7 @@ class Server(ThreadingHTTPServer):
     """Threads wait for their clip; they end with the process."""
 
     daemon_threads = True
-    allow_reuse_address = False
+    engine: Engine
 
 
 def serve(config: Mapping[str, Any]) -> Server:
@@ -253,8 +255,10 @@ def serve(config: Mapping[str, Any]) -> Server:
     def make(pipe: Any, request: dict[str, Any]) -> Any:
         return clipmaker.make(pipe, request, dumps, recipe, metadata)
 
-    handler = type("ClipHandler", (Handler,), {"engine": Engine(config, load, make)})
-    return Server(("127.0.0.1", int(config.get("port", 0))), handler)
+    handler = type("ClipHandler", (Handler,), {})
+    server = Server(("127.0.0.1", int(config.get("port", 0))), handler)
+    handler.engine = server.engine = Engine(config, load, make)  # type: ignore[attr-defined]
+    return server
 
 
 def main() -> None:
@@ -268,10 +272,19 @@ def main() -> None:
     partial = address.with_suffix(".partial")
     partial.write_text(f"http://127.0.0.1:{server.server_address[1]}", encoding="utf-8")
     partial.replace(address)
+    threading.Thread(target=_end_when_failed, args=(server,), daemon=True).start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.server_close()
+        return
+    raise SystemExit(f"the model cannot be loaded: {server.engine.problem}")
+
+
+def _end_when_failed(server: Server) -> None:
+    """A server without a model is of no use to anybody who waits for it."""
+    server.engine.failed.wait()
+    server.shutdown()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from the engine that is being checked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ from ikit_ops.clips.engine import noise
 from ikit_ops.clips.reader import DumpReader
 from ikit_ops.clips.recorder import StepDumpError
 
+# What a dump or a request can make a pipeline raise: shapes, types, missing fields, memory.
+FAILURES = (
+    StepDumpError, ValueError, RuntimeError, LookupError, TypeError, AttributeError,
+    ArithmeticError, OSError, MemoryError,
+)  # fmt: skip
+
 
 def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
     """``{"clips": {index: {noise, steps, candidates, schedule, shapes, problem}}, ...}``."""
     reference, problem = None, None
     if config.get("reference"):
-        from ikit_ops.clips.engine import pipelines
         from ikit_ops.clips.engine.replay import Reference
 
         progress.tell("loading the reference")
@@ -27,7 +33,7 @@ def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
             reference = Reference(
                 Path(config["reference"]), config["device"], config.get("recipe") or {}
             )
-        except (pipelines.ModelError, OSError, ValueError, RuntimeError) as error:
+        except FAILURES as error:
             problem = f"{type(error).__name__}: {error}"
     found: dict[str, Any] = {}
     for number, clip in enumerate(config["clips"]):
@@ -57,7 +63,7 @@ def _clip(
 
                 progress.tell("decoding")
                 made["clip"] = compare(reference, reader, clip)
-    except (StepDumpError, ValueError, RuntimeError, IndexError) as error:
+    except FAILURES as error:
         made["problem"] = f"{type(error).__name__}: {error}"[:600]
     return made
 
@@ -83,6 +89,8 @@ def _replay(
         return {"shapes": {name: list(shape) for name, shape in wanted.items()}}
     replay = Replay(reader, reference, clip["request"], clip["steps"], progress.tell)
     done = replay.run(config.get("others") or ())
+    if not all(math.isfinite(step.r) for step in done.steps):
+        raise ValueError("the steps cannot be compared: a distance is not finite")
     return {
         "steps": [step.to_json() for step in done.steps],
         "candidates": [vars(candidate) for candidate in done.candidates],
