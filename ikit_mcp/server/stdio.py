@@ -36,6 +36,9 @@ from ikit_mcp.worker import report_bug
 NAME = "ikit"
 Handler = Callable[[Any, Any], Awaitable[Any]]
 PARENT_SECONDS = 1.0
+ENDING = [signal.SIGTERM, signal.SIGINT]
+if sys.platform != "win32":
+    ENDING.append(signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
 INSTRUCTIONS = """\
@@ -169,7 +172,7 @@ async def _until_signal(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with anyio.open_signal_receiver(*ENDING) as signals:
         task_status.started()
         async for number in signals:
             end(128 + number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -174,8 +175,10 @@ def _encode(pipe: Any, kind: pipelines.Family, made: Any, request: Mapping[str, 
     return mp4.encode(frames, float(request["fps"]), audio, rate)
 
 
-def _peak(device: str) -> int:
-    """Peak memory: of the device, or of this process."""
+def _peak(device: str) -> int | None:
+    """Peak memory in bytes: of the device, or of this process; None where it is not said."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if sys.platform == "win32":
+        return None
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
