@@ -34,7 +34,7 @@ class Made:
     dump: Path
     stages: dict[str, float] = field(default_factory=dict)
     steps_ms: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
+    peak_bytes: int | None = None
 
 
 class Timer:

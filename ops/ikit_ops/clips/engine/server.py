@@ -206,8 +206,9 @@ class Handler(BaseHTTPRequestHandler):
             "X-Server-Time-S": f"{total / 1e3:.6f}",
             "X-Stage-Durations": json.dumps(rounded),
             "X-Step-Durations": json.dumps([round(value, 3) for value in made.steps_ms[:500]]),
-            "X-Peak-Memory-MB": f"{made.peak_bytes / 1e6:.1f}",
         }
+        if made.peak_bytes is not None:  # not every platform says it
+            headers["X-Peak-Memory-MB"] = f"{made.peak_bytes / 1e6:.1f}"
         self._send(200, "video/mp4", made.mp4, headers)
 
     def _answer(
