@@ -139,7 +139,7 @@ def test_parts_of_a_layer_that_text_may_not_use_are_unproven(leaf: str) -> None:
     assert counts.unproven[0]["bytes"] == 8 * 64 * 2
 
 
-def test_decay_tables_of_the_prefill_are_kept_out_of_the_ceiling() -> None:
+def test_decay_tables_of_the_prefill_are_not_read() -> None:
     at = "model.layers.0.self_attn"
     tensors: Shapes = {
         f"{at}.qkv_proj.weight": ("BF16", (192, 64)),
@@ -151,10 +151,31 @@ def test_decay_tables_of_the_prefill_are_kept_out_of_the_ceiling() -> None:
     config = {**ONE, "layer_types": ["linear_attention"]}
     plain = proven(config, tensors)
     table: Shapes = {f"{at}.diagonal_decay": ("BF16", (1, 4, 256, 256))}
-    counts = count(config, tensors | table)
-    assert "1 tensors of unknown use" in doubts(counts)
-    assert counts.proven_bytes == plain.step_bytes
+    counts = proven(config, tensors | table)
+    assert counts.step_bytes == plain.step_bytes
+    assert counts.not_read["dead_duplicates"] == total(table)
     assert counts.state_bytes == plain.state_bytes == 2 * 2 * 4 * 16 * 16
+
+
+@pytest.mark.parametrize("leaf", ["bias", "masked_bias", "causal_mask"])
+def test_causal_masks_saved_beside_the_weights_are_not_read(leaf: str) -> None:
+    plain = proven(ONE, llama_tensors(1))
+    mask: Shapes = {f"model.layers.0.self_attn.{leaf}": ("F32", (1, 1, 128, 128))}
+    counts = proven(ONE, llama_tensors(1) | mask)
+    assert counts.weight_bytes == plain.weight_bytes
+    assert counts.not_read["dead_duplicates"] == total(mask)
+
+
+def test_a_bias_of_attention_is_read() -> None:
+    plain = proven(ONE, llama_tensors(1))
+    bias: Shapes = {"model.layers.0.self_attn.bias": ("F32", (64,))}
+    assert proven(ONE, llama_tensors(1) | bias).weight_bytes == plain.weight_bytes + total(bias)
+
+
+def test_a_table_flattened_to_one_column_has_no_row_that_is_known() -> None:
+    tensors = llama_tensors(1)
+    tensors["model.embed_tokens.weight"] = ("U8", (256 * 64 // 2, 1))
+    assert "8192 rows for 256 tokens" in doubts(count(ONE, tensors))
 
 
 def test_a_recurrent_mixer_with_a_tensor_of_an_unknown_kind_is_unproven() -> None:
@@ -191,8 +212,12 @@ def test_local_layers_of_a_list_of_attention_layers_have_its_window() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"attention_window_size": 8}, "attention_window_size is 8"),
-        ({"attn_config": {"sliding_window_size": 8}}, "sliding_window_size is 8"),
+        ({"attention_window_size": 8}, "attention_window_size"),
+        ({"attn_config": {"sliding_window_size": 8}}, "sliding_window_size"),
+        ({"swa_size": 8}, "swa_size"),
+        ({"mixer_types": ["sparse"]}, "mixer_types"),
+        ({"swa_layers": [1]}, "swa_layers"),
+        ({"global_attn_idx": [0]}, "global_attn_idx"),
         ({"dense_attention_every_n_layers": 2}, "dense_attention_every_n_layers"),
         ({"block_configs": [{"attention": {"window_length": 8}}]}, "window_length"),
         ({"per_layer_config": {"0": {"sliding_window": 8}}}, "sliding_window of its own"),
@@ -205,8 +230,14 @@ def test_a_window_under_a_name_that_no_rule_knows_is_unproven(
     assert counts.kv is None and why in doubts(counts)
 
 
-def test_windows_that_are_off_leave_attention_plain() -> None:
-    config = {"attn_config": {"sliding_window_size": -1}, "block_configs": [{"attention": {}}]}
+def test_windows_that_are_off_and_lists_of_other_things_leave_attention_plain() -> None:
+    config = {
+        "attn_config": {"sliding_window_size": -1},
+        "block_configs": [{"attention": {}}],
+        "mlp_layer_types": ["dense"],
+        "no_rope_layers": [1],
+        "swa_layers": [],
+    }
     assert elements(proven({**ONE, **config}, llama_tensors(1))) == [64]
 
 

@@ -36,6 +36,8 @@ from ikit_ops.decode.state import StatePlan, plan_state
 from ikit_ops.decode.tally import Counts, Options, add_read
 from ikit_ops.decode.weights import Slot, gather, modules_of
 
+_NEVER_RUN = ("towers", "mtp", "dead_duplicates")
+
 
 def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     """The bytes of one decode step, from the checkpoint's headers.
@@ -47,6 +49,7 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     counts = Counts("headers", checkpoint.stored_bytes)
     counts.quant = quantization_name(config.quantization, checkpoint.quant_config)
     slots = gather(checkpoint.tensors, config.layers)
+    _causal_masks(slots)
     _conditional_layers(slots)
     layers = _layers(config, slots, counts)
     stack = _main_stack(slots)
@@ -73,6 +76,14 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     return counts
 
 
+def _causal_masks(slots: list[Slot]) -> None:
+    """Tell a mask from a bias: GPT-2 and Pythia store one of [1, 1, T, T] as ``attn.bias``."""
+    for slot in slots:
+        place = slot.place
+        if place.role == "attention" and place.parameter == "bias" and len(slot.shape) > 2:
+            slot.place = place._replace(role="dead_duplicates")
+
+
 def _conditional_layers(slots: list[Slot]) -> None:
     """Give up on layers that attend to an encoder alone: without its output they do not run.
 
@@ -86,7 +97,7 @@ def _conditional_layers(slots: list[Slot]) -> None:
         found |= parts & CROSS_ATTENTION or parts & MIXER
     for slot in slots:
         found = containers[slot.place.stack, slot.place.layer]
-        decoder = slot.place.layer is not None and slot.place.role not in ("towers", "mtp")
+        decoder = slot.place.layer is not None and slot.place.role not in _NEVER_RUN
         if decoder and found and found <= CROSS_ATTENTION:
             slot.place = slot.place._replace(role="unknown")
 
@@ -137,7 +148,7 @@ def _reads(
         role, stored = slot.place.role, slot.stored
         if role in ("embedding", "per_layer_embedding", "lm_head"):
             continue
-        if role in ("towers", "mtp"):
+        if role in _NEVER_RUN:
             counts.not_read[role] = counts.not_read.get(role, 0) + stored
             continue
         read, group = stored, "other" if role == "unknown" else role

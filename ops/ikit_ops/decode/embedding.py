@@ -53,11 +53,15 @@ def count(
 
 
 def _check_height(table: list[Slot], config: ModelConfig, counts: Counts) -> None:
-    """A table with fewer rows than tokens is packed along them: its row is not known."""
+    """A table of fewer rows than tokens, or of several times as many, is packed along them.
+
+    bitsandbytes flattens one to [V * H / 2, 1].  A row of such a table is no token's.
+    """
     vocabulary = config.integer("vocab_size")
     for slot in table:
-        short = vocabulary is not None and len(slot.shape) > 1 and slot.shape[0] < vocabulary
-        if short and not _positions(slot):
+        height = slot.shape[0] if len(slot.shape) > 1 else vocabulary
+        packed = vocabulary and height and not vocabulary <= height < 2 * vocabulary
+        if packed and not _positions(slot):
             counts.doubt(
                 "embedding_row",
                 f"{slot.name[:120]} has {slot.shape[0]} rows for {vocabulary} tokens",

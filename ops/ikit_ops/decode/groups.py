@@ -32,7 +32,7 @@ NOT_READ = {
     "mtp": "multi-token-prediction layers: the main model does not run them",
     "embedding_rest": "the embedding tables beyond the row of one token",
     "unrouted_experts": "experts that the router does not pick",
-    "dead_duplicates": "a second copy that engines do not load",
+    "dead_duplicates": "copies and constants (causal masks, decay tables) that engines do not load",
 }
 # Weights that every device of a tensor-parallel group holds and reads in full (vLLM's
 # ReplicatedLinear and its norms); all other weights are split across the devices.

@@ -84,8 +84,9 @@ PARAMETERS = QUANTISER_PARAMETERS | {"weight", "bias"}
 NEVER_READ_BY_KERNELS = words(
     "weight_shape quant_state inv_freq rotary_emb rope_freqs weight_format num_batches_tracked"
 )
-# Decays by position in a block, which MiniMax's lightning layers save beside their weights.
-PREFILL_TABLES = words("query_decay key_decay diagonal_decay")
+# Buffers that a class saved beside its weights: GPT-2's causal mask, the decays by position
+# of MiniMax's prefill.  Engines build their own (vLLM's gpt2.py and gpt_neox.py skip them).
+CONSTANTS = words("masked_bias causal_mask query_decay key_decay diagonal_decay")
 ROUTED_SUFFIXES = ("_blocks", "_scales", "_bias", "_weight_scale", "_input_scale", "_scale_inv")
 
 
@@ -94,7 +95,7 @@ class Place(NamedTuple):
 
     Attributes:
         role: one of the groups of the record, or ``embedding``, ``per_layer_embedding``,
-            ``towers``, ``mtp``, ``unknown``.
+            ``towers``, ``mtp``, ``dead_duplicates``, ``unknown``.
         layer: the decoder layer; None outside the stack.
         module: the path of its module within the layer (or in the whole), dotted.
         parameter: ``weight``, ``bias`` or a quantiser's; "" for a bare parameter.
@@ -161,8 +162,8 @@ def layer_role(rest: list[str]) -> str:
     parts = set(rest)
     if parts & CROSS_ATTENTION or any(_is_conditional(part) for part in rest):
         return "unknown"  # read only when an image or an encoder's output is there
-    if parts & PREFILL_TABLES:
-        return "unknown"  # decoding reads none of it, and engines may not even load it
+    if parts & CONSTANTS:
+        return "dead_duplicates"
     if parts & OTHER and not parts & MIXER:
         return "other"
     if parts & SHARED:

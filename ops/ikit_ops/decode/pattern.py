@@ -7,10 +7,11 @@ tried in a fixed order, the most explicit first:
 
 ``layer_types`` (and ``layers_block_type``; GPT-Neo's ``attention_layers``) >
 ``sliding_window_pattern`` (every p-th layer is full) > ``hybrid_layer_pattern`` (MiMo:
-1 = window) > ``full_attention_interval`` (Qwen3-Next) > ``attn_layer_indices`` (Bamba) / ``full_attn_idxs`` (LFM2) >
-``attn_layer_period`` and ``_offset`` (Jamba) > ``hybrid_override_pattern`` (Nemotron-H) >
-``linear_attn_config.full_attn_layers`` (Kimi-Linear, counted from 1) > ``attn_type_list``
-(MiniMax-01: 1 = softmax) > ``no_rope_layers`` (Llama-4: 0 = full) > one window for all.
+1 = window) > ``full_attention_interval`` (Qwen3-Next) > ``attn_layer_indices`` (Bamba) /
+``full_attn_idxs`` (LFM2) > ``attn_layer_period`` and ``_offset`` (Jamba) >
+``hybrid_override_pattern`` (Nemotron-H) > ``linear_attn_config.full_attn_layers``
+(Kimi-Linear, counted from 1) > ``attn_type_list`` (MiniMax-01: 1 = softmax) >
+``no_rope_layers`` (Llama-4: 0 = full) > one window for all.
 
 A type that is not in the table is UNPROVEN and named; it is never taken as full.
 
@@ -75,6 +76,9 @@ _READ_BY_LAYER = words(
     "head_dim v_head_dim num_key_value_heads num_attention_heads intermediate_size "
     "moe_intermediate_size hidden_act hidden_activation"
 )
+_OF_MIXERS = words("attn attention swa linear mixer full global local recurrent mamba ssm window")
+_OF_LAYERS = words("layers layer idx idxs ids indices list types type pattern")
+_NOT_OF_MIXERS = words("mlp moe ffn expert experts rope dense heads mtp token model tokens")
 # Keys with "window" in their name that say nothing by themselves about what is cached.
 _WINDOW_KEYS = words("sliding_window max_window_layers use_sliding_window sliding_window_pattern")
 
@@ -110,7 +114,8 @@ def layer_kinds(config: ModelConfig, layers: int) -> list[LayerKind]:
             found = [_with_span(kind, config) for kind in kinds]
             break
     else:
-        found = [_without_pattern(config, index) for index in range(layers)]
+        strange_kind = _undefined(config)
+        found = [strange_kind or _without_pattern(config, index) for index in range(layers)]
     return [_apart(config, index) or kind for index, kind in enumerate(found)]
 
 
@@ -154,7 +159,7 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
     family = config.family
     everything = LayerKind("full", stated=False)
     if not window:
-        return _other_window(config) or everything
+        return everything
     if family.startswith(_OPT_IN_WINDOW):
         first = config.integer("max_window_layers") or 0
         used = config.get("use_sliding_window") is True
@@ -168,16 +173,34 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
     return LayerKind("unknown", window, why, stated=False)
 
 
-def _other_window(config: ModelConfig) -> LayerKind | None:
-    """A window under a name that no rule knows: which layers use it, and how, is not known."""
+def _undefined(config: ModelConfig) -> LayerKind | None:
+    """A window, or a list of what the layers are, under a name that no rule knows.
+
+    A model that says so much about its attention does not attend to everything everywhere.
+    """
     inner = config.text.get("attn_config")
     for part in (config.text, inner if isinstance(inner, dict) else {}):
         for key, value in part.items():
-            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if number and "window" in str(key) and key not in _WINDOW_KEYS:
-                why = f"{str(key)[:60]} is {value}, but what it means is not defined here"
+            if _sets_windows(str(key), value) or _lists_layers(str(key), value):
+                why = f"{str(key)[:60]} in config.json is not defined here"
                 return LayerKind("unknown", None, why, stated=False)
     return None
+
+
+def _sets_windows(key: str, value: Any) -> bool:
+    """Whether a key names a window and its value turns it on."""
+    number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return number and key not in _WINDOW_KEYS and ("window" in key or "swa" in key.split("_"))
+
+
+def _lists_layers(key: str, value: Any) -> bool:
+    """Whether a key lists what mixes the tokens of each layer (``mixer_types``, ``swa_layers``)."""
+    parts = set(key.split("_"))
+    if not isinstance(value, list) or not value or parts & _NOT_OF_MIXERS:
+        return False
+    named = all(isinstance(item, str) for item in value) and parts & {"types", "type", "pattern"}
+    numbers = all(isinstance(item, int) for item in value)
+    return bool(named or (numbers and parts & _OF_MIXERS and parts & _OF_LAYERS))
 
 
 def _by_types(config: ModelConfig, layers: int) -> list[str] | None:
