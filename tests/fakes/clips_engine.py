@@ -40,6 +40,13 @@ class Scheduler(RecordingFlowMatchEuler):
         super().set_timesteps(*args, **kwargs)
         SCHEDULE[:] = self._levels
 
+    halved = False
+
+    def step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **kw: Any) -> Any:
+        if self.halved:  # latents and outputs are kept in bfloat16
+            model_output, sample = model_output.bfloat16(), sample.bfloat16()
+        return super().step(model_output, timestep, sample, *args, **kw)
+
 
 def serve(
     pipe: Any, asked: Mapping[str, Any], dumps: Path, mp4: bytes | None = None,
@@ -56,10 +63,13 @@ def serve(
     if "guidance factor" in arguments:
         arguments["guidance_scale"] *= arguments.pop("guidance factor")
     own = pipe.scheduler
+    if variant == "bf16 latents":
+        kinds = dict.fromkeys(kinds, ("BF16", "BF16"))
     streams = {name: (shape, kinds[name]) for name, shape in shapes.items()}
     with StepRecorder(asked, dumps, streams=streams) as recorder:
         sink = RecorderSink(recorder, pipelines.unpackers(pipe, asked))
         pipe.scheduler = Scheduler.of(own, sink)
+        pipe.scheduler.halved = variant == "bf16 latents"
         generator = torch.Generator("cpu").manual_seed(used["noise_seed"])
         with torch.no_grad(), changed_by(pipe, variant, asked["steps"]):
             pipe(**arguments, generator=generator, output_type="latent")
@@ -73,15 +83,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "no cfg": {"guidance factor": 1 / 3},
     "dropped negative": {"negative_prompt": ""},
     "stale prompt": {"prompt": "gold kite falls"},
+    "rescaled": {"guidance_rescale": 0.7},
 }
 
-HONEST = ("fp32", "separate passes", "int8 weights", "bf16", "fp16")
+HONEST = ("fp32", "separate passes", "int8 weights", "bf16", "fp16", "bf16 latents")
 DISHONEST = {
     "reuse 2": "step_reuse", "reuse 3": "step_reuse", "one reused": "step_reuse",
     "cfg x1.02": "guidance", "cfg x1.1": "guidance", "no cfg": "guidance",
     "cfg off late": "guidance", "dropped negative": "conditioning",
     "stale prompt": "conditioning", "skipped block": "wrong_model", "sigma_next": "timestep",
     "w8a8": "low_precision", "fp8": "low_precision", "int4": "low_precision",
+    "rescaled": "guidance", "time before": "timestep", "w8a8 and cache": "step_reuse",
     "wrong seed": "noise", "first block cache": "step_caching", "uncond cached": "step_caching",
     "extrapolated": "step_reuse",
 }  # fmt: skip
@@ -108,8 +120,8 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
     elif variant in WEIGHTS:
         for module in linears(transformer.transformer_blocks if variant == "int4" else transformer):
             module.weight.data = WEIGHTS[variant](module.weight.data)
-    if variant in ("w8a8", "fp8"):
-        quantise = int8_tensor if variant == "w8a8" else fp8
+    if variant in ("w8a8", "fp8", "w8a8 and cache"):
+        quantise = fp8 if variant == "fp8" else int8_tensor
         for module in linears(transformer):
             handles.append(
                 module.register_forward_pre_hook(lambda _m, args, q=quantise: (q(args[0]),))
@@ -152,6 +164,12 @@ def int4_groups(values: torch.Tensor) -> torch.Tensor:
     return ((groups / scale).round().clamp(-8, 7) * scale).reshape(values.shape)
 
 
+def nudged(values: torch.Tensor) -> torch.Tensor:
+    """Off by 1 %, each in its own way."""
+    generator = torch.Generator().manual_seed(values.numel())
+    return values * (1 + 0.01 * torch.randn(values.shape, generator=generator))
+
+
 def fp8(values: torch.Tensor) -> torch.Tensor:
     """Rounded to float8 e4m3 with one scale."""
     scale = values.abs().amax().clamp_min(1e-8) / 448
@@ -159,7 +177,8 @@ def fp8(values: torch.Tensor) -> torch.Tensor:
 
 
 WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "int8 weights": int8_rows, "w8a8": int8_rows, "fp8": fp8, "int4": int4_groups,
+    "weights 1 %": nudged, "int8 weights": int8_rows, "w8a8": int8_rows,
+    "fp8": fp8, "int4": int4_groups,
 }  # fmt: skip
 Forward = Callable[..., Any]
 
@@ -267,6 +286,17 @@ SCHEDULE: list[float] = []
 """The levels of the clip that is being made."""
 
 
+def time_before(forward: Forward, steps: int) -> Forward:
+    """The network is told the level of the step before."""
+    told: list[Any] = []
+
+    def run(**given: Any) -> Any:
+        told.append(given["timestep"])
+        return forward(**{**given, "timestep": told[max(0, len(told) - 2)]})
+
+    return run
+
+
 def bf16_time(forward: Forward, steps: int) -> Forward:
     """The time is rounded to bfloat16 on its way."""
 
@@ -279,5 +309,6 @@ def bf16_time(forward: Forward, steps: int) -> Forward:
 FORWARDS: dict[str, Callable[[Forward, int], Forward]] = {
     "reuse 2": reuse(2), "reuse 3": reuse(3), "one reused": one_reused,
     "uncond cached": uncond_cached, "cfg off late": cfg_off_late, "separate passes": separate,
-    "sigma_next": next_time, "bf16 time": bf16_time, "extrapolated": extrapolated,
+    "sigma_next": next_time, "time before": time_before, "w8a8 and cache": reuse(2),
+    "bf16 time": bf16_time, "extrapolated": extrapolated,
 }  # fmt: skip

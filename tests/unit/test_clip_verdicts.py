@@ -129,7 +129,7 @@ def fitted(r: float, ratio: float, residual: float, number: int, noise: float = 
 def test_guidance_that_is_off_below_the_floor_is_found() -> None:
     found = judge([fitted(0.57, 1.02, 0.1, n) for n in range(6)])
     assert found.verdict == "guidance"
-    assert "3.060" in found.detail and "asked was 3.000" in found.detail
+    assert "3.060" in found.detail and "1.020 x what was asked" in found.detail
 
 
 def test_guidance_that_scatters_as_bf16_does_passes() -> None:

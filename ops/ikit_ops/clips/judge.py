@@ -78,9 +78,9 @@ class Judgement:
 
 
 def needs_candidates(steps: Sequence[Step]) -> bool:
-    """Whether the steps are far from the reference everywhere, so that other runs may explain."""
+    """Whether steps are so far from the reference that another time or text may explain them."""
     verdict = judge(steps).verdict
-    return verdict in ("wrong_model", "timestep") or (
+    return verdict in ("wrong_model", "timestep", "step_caching") or (
         verdict == "low_precision" and max(step.r for step in steps) > FAR
     )
 
@@ -125,9 +125,9 @@ def _guidance(steps: Sequence[Step], bad: Sequence[Step]) -> Judgement | None:
         if not off or any((step.stream, step.step) not in explained for step in bad):
             continue
         fits = ", ".join(f"{step.guidance_fit:.3f} at step {step.step}" for step in off[:4])
-        asked = (off[0].guidance_fit or 0.0) / (off[0].guidance_ratio or 1.0)
+        ratio = off[0].guidance_ratio or 1.0
         how = " in some steps only" if len(off) < len(steps) else ""
-        return Judgement("guidance", f"the guidance fits {fits}, asked was {asked:.3f}{how}")
+        return Judgement("guidance", f"the guidance fits {fits}: {ratio:.3f} x what was asked{how}")
     return None
 
 

@@ -18,13 +18,12 @@ import torch
 
 from ikit_ops.clips.engine import pipelines
 from ikit_ops.clips.engine.steering import Course, Steering
-from ikit_ops.clips.judge import Candidate, Step, needs_candidates
+from ikit_ops.clips.judge import EXPLAINED, PASS_MAX, Candidate, Step, needs_candidates
 from ikit_ops.clips.reader import DumpReader
 
 DELTA = 1e-3
 FLOOR_STEPS = 4
 TIME_STEPS = 2
-CANDIDATE_STEPS = 2
 MAX_CANDIDATES = 10
 MAX_TEXT = 20_000
 MIN_FLOOR = 1e-4  # a model that bf16 does not disturb would make any rounding look large
@@ -34,10 +33,16 @@ Tick = Callable[[str], None]
 
 @dataclass
 class Fit:
-    """The output on the reference's passes: the scale, and what is left, both of one step."""
+    """The output on the reference's passes: scale, common factor (1: no rescale), what is left."""
 
     scale: float
     residual: float
+    factor: float = 1.0
+
+    def against(self, own: Fit) -> float:
+        """The ratio to the reference's own fit, of the scale or of the factor: what is off more."""
+        ratios = [self.scale / own.scale, self.factor / own.factor]
+        return max(ratios, key=lambda ratio: abs(ratio - 1))
 
 
 class Reference:
@@ -150,7 +155,7 @@ class Reference:
             rest /= sigma
         factor = float(solved[0]) if rescaled else 1.0
         share = float(solved[1 if rescaled else 0])
-        return Fit(1 + share / factor if factor else math.inf, rest)
+        return Fit(1 + share / factor if factor else 1e9, rest, factor)
 
 
 def rescales(pipe: Any, request: Mapping[str, Any], recipe: Mapping[str, Any], stream: str) -> bool:
@@ -238,7 +243,7 @@ class Replay:
         steps = with_noise(steps)
         candidates: list[Candidate] = []
         if needs_candidates(steps):
-            candidates = self._candidates(others)
+            candidates = self._candidates(steps, others)
         return Replayed(
             steps, candidates, exact.schedule, pipelines.shapes(reference.pipe, self.request)
         )
@@ -340,26 +345,33 @@ class Replay:
         reference, stream = self.reference, self.streams.index(name)
         rescaled = rescales(reference.pipe, self.request, reference.recipe, name)
 
-        def fit(out: torch.Tensor) -> Fit | None:
+        def fit(out: torch.Tensor, free: bool = rescaled) -> Fit | None:
             return reference.fit(
-                out, exact.calls[row], stream, exact.x[name][row], self.levels[row], rescaled
+                out, exact.calls[row], stream, exact.x[name][row], self.levels[row], free
             )
 
         own, seen = fit(exact.outs[name][row]), fit(self.outs[name][row])
-        if own is None or seen is None or not own.scale:
+        if own is None or seen is None or not own.scale or not own.factor:
             return {}
+        if not rescaled and seen.residual / unit > EXPLAINED:
+            loose = fit(self.outs[name][row], True)  # a rescale that nobody asked for?
+            seen = loose if loose is not None and loose.residual / unit <= EXPLAINED else seen
         rough = floors[name][row]
         noisy = None if rough is None else fit(rough)
         return {
             "guidance_fit": seen.scale,
-            "guidance_ratio": seen.scale / own.scale,
-            "guidance_noise": None if noisy is None else abs(noisy.scale / own.scale - 1),
+            "guidance_ratio": seen.against(own),
+            "guidance_noise": None if noisy is None else abs(noisy.against(own) - 1),
             "guidance_residual": seen.residual / unit,
         }
 
-    def _candidates(self, others: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-        """Other times, negative prompts and prompts, each on a few steps."""
-        rows = sorted({0 if len(self.picked) < 3 else 1, len(self.picked) - 1})[:CANDIDATE_STEPS]
+    def _candidates(
+        self, steps: Sequence[Step], others: Sequence[Mapping[str, Any]]
+    ) -> list[Candidate]:
+        """Other times and texts, each on the first and the last step that are off."""
+        off = {step.step for step in steps if step.r > PASS_MAX}
+        far = [row for row, step in enumerate(self.picked) if step in off] or [0]
+        rows = sorted({far[0], far[-1]})
         tried: list[Candidate] = []
 
         def attempt(
