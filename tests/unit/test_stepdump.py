@@ -193,6 +193,61 @@ def test_what_does_not_fit_its_declaration_is_refused(tmp_path: Path) -> None:
             recorder.final("video", one)
 
 
+def test_a_stream_with_a_schedule_of_its_own_must_say_so(tmp_path: Path) -> None:
+    streams = dict.fromkeys(("video", "audio"), ((1, 1, 1, 1, 2), "F32"))
+    one = latent(1, 2)
+    with small(tmp_path, streams=streams) as recorder:
+        recorder.step(0, "video", one, one, one, 1.0, 0.5)
+        with pytest.raises(StepDumpError, match="give the schedules"):
+            recorder.step(0, "audio", one, one, one, 1.0, 0.6)
+    with small(tmp_path, streams=streams, metadata={"sigmas": "{}"}) as recorder:
+        recorder.step(0, "video", one, one, one, 1.0, 0.5)
+        recorder.step(0, "audio", one, one, one, 1.0, 0.6)
+
+
+def test_a_disk_without_room_is_found_before_the_first_step_for_real(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\n"
+        "from fakes import clips\n"
+        "from ikit_ops.clips.stepdump import StepDumpError, StepRecorder\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "shape = {'video': ((1, 64, 8, 8, 8), 'F32')}\n"
+        "try:\n"
+        "    StepRecorder(clips.request(), sys.argv[1], streams=shape)\n"
+        "except StepDumpError as error:\n"
+        "    sys.exit(f'refused: {error}')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "refused: no room for a dump" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_may_copy_the_recorder_alone(tmp_path: Path) -> None:
+    copy = tmp_path / "recorder.py"
+    copy.write_bytes(Path(str(recording.__file__)).read_bytes())
+    program = (
+        "import sys, array; sys.path.insert(0, sys.argv[1])\n"
+        "import recorder\n"
+        "class Latent:\n"
+        "    shape, dtype = (1, 1, 1, 1, 2), 'float32'\n"
+        "    def tobytes(self): return array.array('f', [1, 2]).tobytes()\n"
+        "one = Latent()\n"
+        "made = recorder.StepRecorder({'steps': 1}, sys.argv[1], {'video': (one.shape, 'F32')})\n"
+        "made.step(0, 'video', one, one, one, 1.0, 0.0); made.final('video', one)\n"
+        "print(made.save('ab' * 32))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(tmp_path)], check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    with DumpReader(done.stdout.strip()) as reader:
+        assert layout_problems(reader, None, 1) == []
+
+
 @pytest.mark.parametrize(
     ("streams", "steps", "word"),
     [

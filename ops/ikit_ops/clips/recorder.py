@@ -136,12 +136,17 @@ class StepRecorder:
         """
         if not 0 <= index < self.steps:
             raise StepDumpError(f"step {index} of {self.steps}")
-        if index not in self._sigmas:
-            self._sigmas[index] = (float(sigma), float(sigma_next))
-            for name, value in zip(("sigma", "sigma_next"), self._sigmas[index], strict=True):
-                if self._writer is not None:
-                    where = self._entries[name][2] + 8 * index
-                    self._writer.put(where, struct.pack("<d", value))
+        levels = (float(sigma), float(sigma_next))
+        known = self._sigmas.setdefault(index, levels)
+        if known != levels and "sigmas" not in self._metadata:
+            raise StepDumpError(
+                f"step {index} of {stream} goes from {levels[0]} to {levels[1]}, another stream"
+                f" from {known[0]} to {known[1]}: give the schedules as metadata sigmas"
+            )
+        if self._writer is not None:
+            for name, value in zip(("sigma", "sigma_next"), known, strict=True):
+                where = self._entries[name][2] + 8 * index
+                self._writer.put(where, struct.pack("<d", value))
         for part, tensor in zip(PARTS, (x, out, x_next), strict=True):
             self._add(_step_key(index, stream, part), tensor)
 
