@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.checkpoints import LLAMA, Tensors, ends, in_memory, llama_tensors, size_of
+from fakes.checkpoints import LLAMA, Tensors, dense_layer, ends, in_memory, llama_tensors, size_of
 from ikit_ops.decode.count import count_checkpoint
 from ikit_ops.decode.tally import Counts, Options
 
@@ -273,3 +273,43 @@ def test_experts_stacked_row_by_row_in_one_matrix_are_read_by_their_share() -> N
 def test_projections_between_the_embedding_and_the_layers_are_read() -> None:
     extra = {f"model.decoder.project_{way}.weight": ("BF16", (64, 64)) for way in ("in", "out")}
     assert proven(ONE, llama_tensors(1) | extra).groups["other"] == total(extra)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"total_ut_steps": 4}, "more than once"),
+        ({"mean_recurrence": 32}, "more than once"),
+        ({"mask_token_id": 126336}, "masked tokens are filled in"),
+    ],
+)
+def test_a_step_that_is_not_one_pass_for_one_token_is_unproven(
+    config: dict[str, Any], why: str
+) -> None:
+    assert why in doubts(count({**ONE, **config}, llama_tensors(1)))
+
+
+def test_layers_that_run_once_are_no_loop() -> None:
+    proven({**ONE, "total_ut_steps": 1, "mask_token_id": None}, llama_tensors(1))
+
+
+def test_a_second_stack_of_layers_is_kept_out_of_the_ceiling() -> None:
+    second = {k.replace("model", "decoder"): v for k, v in dense_layer("model.layers.0").items()}
+    plain = proven({**LLAMA, "num_hidden_layers": 2}, llama_tensors(2))
+    counts = count({**LLAMA, "num_hidden_layers": 2}, llama_tensors(2) | second)
+    assert "9 tensors of unknown use" in doubts(counts)
+    assert counts.proven_bytes == plain.step_bytes
+
+
+def test_indexer_keys_of_another_width_than_declared_are_unproven() -> None:
+    at = "model.layers.0.self_attn"
+    tensors: Shapes = {
+        f"{at}.q_proj.weight": ("BF16", (96, 64)),
+        f"{at}.kv_a_proj_with_mqa.weight": ("BF16", (32, 64)),
+        f"{at}.kv_b_proj.weight": ("BF16", (128, 24)),
+        f"{at}.o_proj.weight": ("BF16", (64, 64)),
+        f"{at}.indexer.wk.weight": ("BF16", (16, 64)),
+    } | ends()
+    config = {**ONE, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "index_topk": 4}
+    assert elements(proven({**config, "index_head_dim": 16}, tensors)) == [32]
+    assert "indexer keys of 32" in doubts(count({**config, "index_head_dim": 32}, tensors))

@@ -24,19 +24,16 @@ from fractions import Fraction
 from typing import Any
 
 from ikit_ops.checkpoint.model import Checkpoint
-from ikit_ops.decode import embedding, mtp
+from ikit_ops.decode import embedding, mtp, settle
 from ikit_ops.decode.experts import LayerExperts, by_shape, declares_experts, layer_experts
 from ikit_ops.decode.formats import format_of, quantization_name, weight_bits
 from ikit_ops.decode.kv import FP8_DS_MLA_BYTES, KV_BYTES, KvLayer, KvPlan, plan_kv, spans
 from ikit_ops.decode.mixers import mixers_by_layer
 from ikit_ops.decode.model_config import ModelConfig
-from ikit_ops.decode.names import CROSS_ATTENTION, MIXER
 from ikit_ops.decode.pattern import layer_kinds
 from ikit_ops.decode.state import StatePlan, plan_state
 from ikit_ops.decode.tally import Counts, Options, add_read
 from ikit_ops.decode.weights import Slot, gather, modules_of
-
-_NEVER_RUN = ("towers", "mtp", "dead_duplicates")
 
 
 def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
@@ -49,10 +46,11 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     counts = Counts("headers", checkpoint.stored_bytes)
     counts.quant = quantization_name(config.quantization, checkpoint.quant_config)
     slots = gather(checkpoint.tensors, config.layers)
-    _causal_masks(slots)
-    _conditional_layers(slots)
+    settle.causal_masks(slots)
+    settle.conditional_layers(slots)
     layers = _layers(config, slots, counts)
     stack = _main_stack(slots)
+    settle.other_stacks(slots, stack)
     counts.beyond = _beyond(config, slots, stack)
     by_shape(slots, config)
     experts = layer_experts((s for s in slots if s.place.role == "routed_experts"), config)
@@ -74,32 +72,6 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     counts.per_layer = _per_layer(layers, slots, reads, kv, state, options)
     _duplicates(checkpoint, counts)
     return counts
-
-
-def _causal_masks(slots: list[Slot]) -> None:
-    """Tell a mask from a bias: GPT-2 and Pythia store one of [1, 1, T, T] as ``attn.bias``."""
-    for slot in slots:
-        place = slot.place
-        if place.role == "attention" and place.parameter == "bias" and len(slot.shape) > 2:
-            slot.place = place._replace(role="dead_duplicates")
-
-
-def _conditional_layers(slots: list[Slot]) -> None:
-    """Give up on layers that attend to an encoder alone: without its output they do not run.
-
-    Llama-3.2-Vision skips a layer whose only attention is to the image, with its MLP and its
-    norms, when there is no image.  A layer that also attends to the text does run.
-    """
-    containers: dict[tuple[str, int | None], set[str]] = defaultdict(set)
-    for slot in slots:
-        parts = set(slot.place.module.split("."))
-        found = containers[slot.place.stack, slot.place.layer]
-        found |= parts & CROSS_ATTENTION or parts & MIXER
-    for slot in slots:
-        found = containers[slot.place.stack, slot.place.layer]
-        decoder = slot.place.layer is not None and slot.place.role not in _NEVER_RUN
-        if decoder and found and found <= CROSS_ATTENTION:
-            slot.place = slot.place._replace(role="unknown")
 
 
 def _layers(config: ModelConfig, slots: list[Slot], counts: Counts) -> int:
@@ -148,7 +120,7 @@ def _reads(
         role, stored = slot.place.role, slot.stored
         if role in ("embedding", "per_layer_embedding", "lm_head"):
             continue
-        if role in _NEVER_RUN:
+        if role in settle.NEVER_RUN:
             counts.not_read[role] = counts.not_read.get(role, 0) + stored
             continue
         read, group = stored, "other" if role == "unknown" else role
@@ -190,6 +162,8 @@ def _doubts(
     """Name what no rule knows: tensors, routers, and what the reader was unsure of."""
     for why in checkpoint.unproven:
         counts.doubt("checkpoint", why)
+    for why in settle.another_step(config):
+        counts.doubt("step", why)
     unknown = [slot for slot in slots if slot.place.role == "unknown"]
     if unknown:
         names = sorted({slot.name[:120] for slot in unknown})

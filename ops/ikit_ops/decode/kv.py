@@ -195,6 +195,9 @@ def _latent(
     topk, width = config.integer("index_topk"), config.integer("index_head_dim")
     if not topk or not width:
         return None, "an indexer, but config.json has no index_topk and index_head_dim"
+    keys = mixer.slot("indexer.wk") or mixer.slot("indexer.k_proj")
+    if keys is not None and keys.dtype in UNPACKED and keys.shape[:1] != (width,):
+        return None, f"config.json says indexer keys of {width}, their weights {list(keys.shape)}"
     index_bytes = width + 4 * -(-width // 128)  # fp8 keys, one fp32 scale per 128
     return KvLayer(
         index, "dsa", elements, window, heads=heads, topk=topk, index_bytes=index_bytes
