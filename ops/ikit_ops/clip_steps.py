@@ -11,27 +11,16 @@ the clips were made.
 from __future__ import annotations
 
 import random
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ikit_mcp.call import Call, one_line
-from ikit_mcp.evidence.record import (
-    Device,
-    Draft,
-    EvidenceRecord,
-    Gates,
-    Identity,
-    Metric,
-    Model,
-    metric,
-)
+from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, operation
-from ikit_ops.clips import checker, manifest, sampling, torchside
-from ikit_ops.clips.checker import Examined
-from ikit_ops.clips.verdicts import FAILURES, MEANING, NOT_TOLD_APART, detection, worst
+
+if TYPE_CHECKING:
+    from ikit_ops.clips.examination import Examination
 
 
 def _effects(arguments: Mapping[str, Any]) -> Effects:
@@ -87,10 +76,14 @@ def clip_steps(
         )
     if decode and not reference:
         raise OpError("decode needs a reference", "give reference, whose decoder is used")
-    listed = _read(paths["manifest"])
-    followed = _recipe(paths.get("recipe"))
+    # The rooms of clips are many, and no other command needs them: they come with the call.
+    from ikit_ops.clips.examination import Examination
+    from ikit_ops.clips.manifest import Recipe, read_manifest, read_recipe
+
+    listed = read_manifest(paths["manifest"])
+    followed = read_recipe(paths["recipe"]) if recipe else Recipe()
     drawn = random.SystemRandom().randrange(2**31) if seed is None else seed
-    run = _Run(call, listed, paths, followed, drawn, device, decode)
+    run = Examination(call, listed, paths, followed, drawn, device, decode)
     run.examine()
     run.replay(steps, clips)
     resolved: dict[str, Any] = {name: str(path) for name, path in paths.items()}
@@ -101,246 +94,7 @@ def clip_steps(
     return record
 
 
-_read = manifest.read_manifest
-
-
-def _recipe(path: Path | None) -> manifest.Recipe:
-    return manifest.Recipe() if path is None else manifest.read_recipe(path)
-
-
-class _Run:
-    """One call's way from the manifest to the draft."""
-
-    def __init__(
-        self, call: Call, clips: list[manifest.Clip], paths: Mapping[str, Path],
-        recipe: manifest.Recipe, seed: int, device: str, decode: bool,
-    ) -> None:  # fmt: skip
-        self.call, self.clips, self.paths, self.recipe = call, clips, paths, recipe
-        self.seed, self.device_asked, self.decode = seed, device, decode
-        self.rng = random.Random(f"clip_steps:{seed}")  # noqa: S311 -- a draw that can be repeated
-        self.examined: list[Examined] = []
-        self.picked: list[Examined] = []
-        self.missing: list[str] = []
-        self.found: dict[str, Any] = {}
-        self.device: Device | None = None
-
-    def examine(self) -> None:
-        """The model-free checks of every clip."""
-        count = len(self.clips)
-
-        told = 0.0
-
-        def tell(done: float, what: str) -> None:
-            """Progress twice a second; a cancelled call is noticed each time."""
-            nonlocal told
-            self.call.check_cancelled()
-            if time.monotonic() - told > 0.5:
-                told = time.monotonic()
-                self.call.progress(done, 2 * count, what)
-
-        def hashing(share: float) -> None:
-            tell(share * count, "hashing the mp4 files")
-
-        found = checker.digests(self.clips, hashing)
-        folder = checker.DumpFolder(self.paths["dumps"], {each for each in found if each})
-        for index, (clip, digest) in enumerate(zip(self.clips, found, strict=True)):
-
-            def reading(share: float, index: int = index) -> None:
-                tell(count + index + share, f"clip {index + 1} of {count}")
-
-            reading(0.0)
-            self.examined.append(checker.examine(index, clip, digest, folder, self.recipe, reading))
-
-    def replay(self, steps: int, clips: int) -> None:
-        """The noise of every readable clip, and the replay of those that are drawn."""
-        readable = [each for each in self.examined if each.readable]
-        reference = self.paths.get("reference")
-        needed = ("torch", "diffusers", "transformers") if reference else ("torch",)
-        python = torchside.find_python(self.call, needed) if readable else None
-        if reference and readable and python is None:
-            raise OpError(
-                f"no Python with {', '.join(needed)} is here to run the reference",
-                "install ikit-mcp[clips], or name a Python that has them in IKIT_PYTHONS",
-            )
-        if reference:
-            self.picked = checker.pick_clips(self.examined, clips, self.rng)
-            for each in self.picked:
-                each.picked = sampling.pick_steps(each.steps, steps, each.ranked, self.rng)
-        else:
-            self.missing.append("reference: without it only the model-free checks ran")
-        if python is None:
-            if readable:
-                self.missing.append("noise: no Python with torch is here to draw it")
-                for each in readable:
-                    each.result.add("noise", None, "needs torch")
-            return
-        self.found = torchside.run_worker(self.call, python, self._task(readable, reference))
-        if self.found.get("problem"):
-            raise OpError(
-                f"the reference cannot be used: {one_line(str(self.found['problem']))}",
-                "give a model directory with safetensors weights in the diffusers layout",
-            )
-        for each in readable:
-            told = self.found["clips"].get(str(each.index)) or {}
-            checker.absorb(each, told, bool(each.picked))
-
-    def _task(self, readable: Sequence[Examined], reference: Path | None) -> dict[str, Any]:
-        chosen = torchside.choose(self.call.devices(), self.device_asked) if reference else None
-        if chosen is not None:
-            self.device = Device(name=one_line(chosen.name), uuid=chosen.uuid, driver=chosen.driver)
-        others = [dict(each.clip.request) for each in self.examined[:32]]
-        return {
-            "reference": str(reference) if reference else None,
-            "recipe": self.recipe.fields,
-            "device": chosen.id.replace("rocm", "cuda") if chosen is not None else "cpu",
-            "threads": self.call.cpu().usable_threads or self.call.cpu().threads,
-            "decode": self.decode,
-            "others": others,
-            "clips": [
-                {
-                    "index": each.index,
-                    "dump": str(each.dump),
-                    "video": str(each.clip.video),
-                    "request": each.clip.request,
-                    "steps": each.picked,
-                }
-                for each in readable
-            ],
-        }
-
-    # --- what it comes to ------------------------------------------------------------
-
-    @property
-    def judged(self) -> list[Examined]:
-        """The clips whose word counts: all, but clean ones that were not drawn."""
-        if not self.picked:
-            return self.examined
-        return [each for each in self.examined if each.picked or each.result.failed]
-
-    @property
-    def verdict(self) -> str:
-        """The record's word."""
-        return worst(each.result.verdict for each in self.judged)
-
-    def draft(self) -> Draft:
-        """The record's content."""
-        verdict = self.verdict
-        results = [each.result for each in self.examined]
-        counts = {word: sum(r.verdict == word for r in results) for word in MEANING}
-        names = list(dict.fromkeys(check.name for r in results for check in r.checks))
-        replayed = [(each.steps, len(each.picked)) for each in self.picked if each.result.replayed]
-        return Draft(
-            kind="clip-steps",
-            claim_class="checked",
-            valid=True if verdict == "pass" else False if verdict in FAILURES else None,
-            summary=self._summary(verdict),
-            identity=self._identity(),
-            metrics=self._metrics(),
-            gates=Gates(checked=names, violations=self._violations()),
-            missing=self._missing(),
-            limitations=self._limitations(replayed),
-            data={
-                "verdict": verdict,
-                "meaning": MEANING[verdict],
-                "counts": {word: count for word, count in counts.items() if count},
-                "detection": self._detection(replayed),
-                "recipe_sha256": self.recipe.sha256,
-                "seed": self.seed,
-                "reference_passes": self.found.get("passes"),
-                "clips": [result.to_json() for result in results],
-            },
-        )
-
-    def _identity(self) -> Identity:
-        first = self.clips[0].request
-        sizes = ("width", "height", "num_frames", "fps", "steps", "guidance_scale")
-        model = self.recipe.fields.get("model") or self.paths.get("reference")
-        revision = self.recipe.fields.get("revision")
-        return Identity(
-            model=Model(id=one_line(str(model)), revision=revision) if model else None,
-            device=self.device,
-            workload={"clips": len(self.clips), **{name: first.get(name) for name in sizes}},
-        )
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [row for each in self.examined for row in each.result.steps]
-
-    def _metrics(self) -> list[Metric]:
-        values = [row["r"] for row in self._rows()]
-        unit = "x bf16 floor"
-        passed = sum(each.result.verdict == "pass" for each in self.examined)
-        return [
-            metric("max_r", max(values, default=None), unit, "max"),
-            metric("median_r", statistics.median(values) if values else None, unit, "median"),
-            metric("clips_passed", passed, "clips", "count"),
-            metric("clips_checked", len(self.examined), "clips", "count"),
-            metric("steps_replayed", len({(id(r), row["step"]) for r in self.picked
-                                          for row in r.result.steps}), "steps", "count"),
-        ]  # fmt: skip
-
-    def _violations(self) -> list[str]:
-        lines = []
-        for each in self.examined:
-            failed = each.result.failed
-            if failed is not None:
-                lines.append(f"clip {each.index}: {failed.verdict}: {one_line(failed.detail)}")
-        return lines[:20]
-
-    def _missing(self) -> list[str]:
-        missing = list(self.missing)
-        for each in self.examined:
-            missing += [
-                f"clip {each.index}: {check.name}: {check.detail}"
-                for check in each.result.checks
-                if check.ok is None and check.name != "noise"
-            ]
-        return missing[:20]
-
-    def _limitations(self, replayed: Sequence[tuple[int, int]]) -> list[str]:
-        lines = []
-        if replayed:
-            steps, seen = replayed[0]
-            odds = detection(replayed, max(1, round(steps / 10)))
-            lines.append(
-                f"{seen} of {steps} steps of {len(replayed)} of {len(self.examined)} clips were"
-                f" replayed (seed {self.seed}); a cache of {max(1, round(steps / 10))} steps in"
-                f" {steps}, wherever they lie, would have been caught with probability {odds:.2f}"
-            )
-            lines.append(NOT_TOLD_APART)
-        if self.recipe.sha256 is None:
-            lines.append("no recipe: negative prompt and other scales are the pipeline's defaults")
-        if not self.decode:
-            lines.append("the mp4 was not compared with the final latent (decode)")
-        lines.append("the dumps are the engine's own account; a hash ties each to its mp4 by name")
-        return lines
-
-    def _detection(self, replayed: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        if not replayed:
-            return []
-        steps = replayed[0][0]
-        cheated = sorted({1, max(1, steps // 10), max(1, steps // 3), max(1, steps // 2)})
-        return [
-            {"cheated_steps": n, "of": steps, "probability": round(detection(replayed, n), 4)}
-            for n in cheated
-        ]
-
-    def _summary(self, verdict: str) -> str:
-        judged = self.judged
-        same = [each for each in judged if each.result.verdict == verdict]
-        count = f"{len(same)} of {len(judged)} clips"
-        if verdict == "pass":
-            high = max((row["r"] for row in self._rows()), default=0.0)
-            return f"pass: {count} compute the reference within its bf16 noise (r up to {high:.2f})"
-        if verdict not in FAILURES:
-            why = f"{verdict}: {MEANING[verdict]}; {count}"
-            return f"{why}: {self.missing[0]}" if self.missing else why
-        failed = same[0].result.failed
-        detail = failed.detail if failed is not None else ""
-        shown = verdict.replace("_", " ")
-        return f"NOT the same computation: {shown}. {count}: {one_line(detail, 300)}"
-
-
-def _propose(call: Call, record: EvidenceRecord, run: _Run) -> None:
+def _propose(call: Call, record: EvidenceRecord, run: Examination) -> None:
     """The next call: where to look."""
     verdict = run.verdict
     named = (each for each in run.judged if each.result.verdict == verdict)
