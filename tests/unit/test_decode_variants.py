@@ -215,6 +215,8 @@ def test_local_layers_of_a_list_of_attention_layers_have_its_window() -> None:
         ({"attention_window_size": 8}, "attention_window_size"),
         ({"attn_config": {"sliding_window_size": 8}}, "sliding_window_size"),
         ({"swa_size": 8}, "swa_size"),
+        ({"interleaved_sliding_window": [None, 8]}, "interleaved_sliding_window"),
+        ({"layer_group_size": 8}, "layer_group_size"),
         ({"mixer_types": ["sparse"]}, "mixer_types"),
         ({"swa_layers": [1]}, "swa_layers"),
         ({"global_attn_idx": [0]}, "global_attn_idx"),
@@ -280,6 +282,7 @@ def test_projections_between_the_embedding_and_the_layers_are_read() -> None:
     [
         ({"total_ut_steps": 4}, "more than once"),
         ({"mean_recurrence": 32}, "more than once"),
+        ({"loop_num": 2}, "more than once"),
         ({"mask_token_id": 126336}, "masked tokens are filled in"),
     ],
 )
@@ -313,3 +316,19 @@ def test_indexer_keys_of_another_width_than_declared_are_unproven() -> None:
     config = {**ONE, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "index_topk": 4}
     assert elements(proven({**config, "index_head_dim": 16}, tensors)) == [32]
     assert "indexer keys of 32" in doubts(count({**config, "index_head_dim": 32}, tensors))
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "smollm3"])
+def test_a_window_that_is_on_in_layers_that_are_not_said_is_unproven(family: str) -> None:
+    window = {"sliding_window": 8, "max_window_layers": 0, "model_type": family}
+    counts = count({**ONE, **window, "use_sliding_window": True}, llama_tensors(1))
+    assert "KV cache of layer 0" in doubts(counts)
+    off = proven({**ONE, **window, "use_sliding_window": False}, llama_tensors(1))
+    assert [layer.window for layer in off.kv_layers] == [None]
+
+
+def test_experts_that_no_layer_of_the_list_uses_are_a_class_default() -> None:
+    config = {**ONE, "n_routed_experts": 8, "layers_block_type": ["full_attention"]}
+    proven(config, llama_tensors(1))
+    with_moe = {**config, "layers_block_type": ["moe"]}
+    assert "no tensor is one" in doubts(count(with_moe, llama_tensors(1)))

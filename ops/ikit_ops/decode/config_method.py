@@ -41,6 +41,7 @@ _DECIDES_OTHERWISE = (
     "mamba_d_state",
     "ssm_state_size",
     "block_configs",
+    "per_layer_config",
     "vision_config",
     "audio_config",
 )

@@ -63,6 +63,10 @@ class LayerExperts:
 
 def declares_experts(config: ModelConfig) -> bool:
     """Whether the configuration says that there are experts to choose from."""
+    for key, routed in (("layers_block_type", "moe"), ("mlp_layer_types", "sparse")):
+        kinds = config.listed(key)
+        if kinds and all(isinstance(kind, str) and kind != routed for kind in kinds):
+            return False  # a class default that no layer uses
     return any(config.get(key) not in (None, 0, 1, []) for key in EXPERT_COUNT_KEYS)
 
 

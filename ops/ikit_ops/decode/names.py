@@ -85,7 +85,7 @@ NEVER_READ_BY_KERNELS = words(
     "weight_shape quant_state inv_freq rotary_emb rope_freqs weight_format num_batches_tracked"
 )
 # Buffers that a class saved beside its weights: GPT-2's causal mask, the decays by position
-# of MiniMax's prefill.  Engines build their own (vLLM's gpt2.py and gpt_neox.py skip them).
+# of MiniMax's prefill.  Engines build their own (vLLM's gpt2.py skips them).
 CONSTANTS = words("masked_bias causal_mask query_decay key_decay diagonal_decay")
 ROUTED_SUFFIXES = ("_blocks", "_scales", "_bias", "_weight_scale", "_input_scale", "_scale_inv")
 

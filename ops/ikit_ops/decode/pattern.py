@@ -58,7 +58,7 @@ _TYPES: dict[str, Kind] = {
 }
 _NEMOTRON: dict[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none"}
 _WINDOW_EVERYWHERE = words("mistral mixtral phi3 phimoe starcoder2 ministral ministral3")
-_OPT_IN_WINDOW = ("qwen2", "qwen3", "smollm3")
+_OPT_IN_WINDOW = ("qwen2", "qwen3")
 # Attention that reads a part of the cache by rules that are not defined here, or a cache
 # that layers share by rules of their own: never taken for plain attention.
 _NOT_DEFINED = (
@@ -70,6 +70,7 @@ _NOT_DEFINED = (
     "use_cla",
     "use_mixed_mlp_cla",
     "dual_chunk_attention_config",
+    "layer_group_size",  # Ring-linear: one softmax layer in each group
     "dense_attention_every_n_layers",  # Phi-3-small: block-sparse in between
 )
 _READ_BY_LAYER = words(
@@ -163,6 +164,9 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
     if family.startswith(_OPT_IN_WINDOW):
         first = config.integer("max_window_layers") or 0
         used = config.get("use_sliding_window") is True
+        if used and "_moe" in family:  # Qwen2-MoE and Qwen3-MoE choose them by other rules
+            why = f"{family[:60]} uses its sliding_window, but in which layers is not said"
+            return LayerKind("unknown", window, why, stated=False)
         sliding = used and layer >= first
         return LayerKind("sliding", window, stated=False) if sliding else everything
     if config.get("use_sliding_window") is False:
@@ -190,7 +194,9 @@ def _undefined(config: ModelConfig) -> LayerKind | None:
 def _sets_windows(key: str, value: Any) -> bool:
     """Whether a key names a window and its value turns it on."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return number and key not in _WINDOW_KEYS and ("window" in key or "swa" in key.split("_"))
+    listed = isinstance(value, list) and any(value)  # PLaMo-3 lists a window for each layer
+    names_one = "window" in key or "swa" in key.split("_")
+    return (number or listed) and key not in _WINDOW_KEYS and names_one
 
 
 def _lists_layers(key: str, value: Any) -> bool:

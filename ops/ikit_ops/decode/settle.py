@@ -5,7 +5,7 @@ attends to an image alone has the MLP and the norms of any other; a second decod
 names of the first.  What is settled here is taken out of the bytes read, or named as
 UNPROVEN, before anything is counted.
 
-Sources: vLLM's gpt2.py and gpt_neox.py (which skip stored masks), transformers' mllama; the
+Sources: vLLM's gpt2.py (which skips stored masks), transformers' mllama; the
 configurations of Ouro, Huginn, HRM and ALBERT (layers that run in a loop), of LLaDA and
 Dream (diffusion over masked tokens).
 """
@@ -28,8 +28,6 @@ _FILLED_IN = "masked tokens are filled in, so that a step's bytes are not those 
 _ANOTHER_STEP = {
     "total_ut_steps": _TWICE,  # Ouro
     "mean_recurrence": _TWICE,  # Huginn
-    "num_loops": _TWICE,
-    "loop_count": _TWICE,
     "num_recurrent_steps": _TWICE,
     "H_cycles": _TWICE,  # HRM
     "num_hidden_groups": _TWICE,  # ALBERT's shared layers
@@ -74,7 +72,9 @@ def other_stacks(slots: list[Slot], main: str) -> None:
 
 def another_step(config: ModelConfig) -> Iterator[str]:
     """Why a step of this model is not one pass through its layers for one token."""
-    for key, why in _ANOTHER_STEP.items():
-        value = config.get(key)
-        if value is not None and value is not False and value != 1:
-            yield f"{key} in config.json: {why}"
+    for key, value in config.text.items():
+        why = _ANOTHER_STEP.get(key)
+        if {"loop", "loops"}.intersection(str(key).split("_")) and type(value) is int:
+            why = _TWICE  # iQuest's loop_num
+        if why is not None and value not in (None, False, 0, 1):
+            yield f"{str(key)[:60]} in config.json: {why}"
