@@ -126,7 +126,10 @@ def _guidance(steps: Sequence[Step], bad: Sequence[Step]) -> Judgement | None:
             continue
         fits = ", ".join(f"{step.guidance_fit:.3f} at step {step.step}" for step in off[:4])
         ratio = off[0].guidance_ratio or 1.0
-        how = " in some steps only" if len(off) < len(steps) else ""
+        streams = {step.stream for step in off}
+        there = sum(step.stream in streams for step in steps)
+        how = " in some steps only" if len(off) < there else ""
+        how += f" ({', '.join(sorted(streams))})" if there < len(steps) else ""
         return Judgement("guidance", f"the guidance fits {fits}: {ratio:.3f} x what was asked{how}")
     return None
 

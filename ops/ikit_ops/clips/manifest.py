@@ -123,7 +123,9 @@ def read_recipe(path: Path) -> Recipe:
     except (ValueError, RecursionError):
         fields, digest = None, ""
     if not isinstance(fields, dict):
-        raise OpError("the recipe is no JSON object", f"its fields: {', '.join(RECIPE_FIELDS)}")
+        raise OpError(
+            "the recipe is no JSON object", f"its fields are {', '.join(sorted(RECIPE_FIELDS))}"
+        )
     if unknown := sorted(set(fields) - RECIPE_FIELDS):
         raise OpError(
             f"the recipe has unknown fields: {one_line(', '.join(unknown))}",
