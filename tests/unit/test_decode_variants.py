@@ -316,6 +316,11 @@ def test_indexer_keys_of_another_width_than_declared_are_unproven() -> None:
     config = {**ONE, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "index_topk": 4}
     assert elements(proven({**config, "index_head_dim": 16}, tensors)) == [32]
     assert "indexer keys of 32" in doubts(count({**config, "index_head_dim": 32}, tensors))
+    pooled = {**config, "index_head_dim": 16, "index_kpool": 4}
+    assert "index_kpool" in doubts(count(pooled, tensors))
+    compressor: Shapes = {f"{at}.indexer.compressor.wkv.weight": ("BF16", (16, 64))}
+    strange = count({**config, "index_head_dim": 16}, tensors | compressor)
+    assert "indexer.compressor.wkv" in doubts(strange)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "smollm3"])

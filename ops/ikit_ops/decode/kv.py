@@ -30,6 +30,7 @@ from ikit_ops.decode.formats import UNPACKED
 from ikit_ops.decode.mixers import FUSED_QKV, Mixer
 from ikit_ops.decode.model_config import ModelConfig, whole
 from ikit_ops.decode.pattern import LayerKind
+from ikit_ops.decode.vocabulary import words
 
 KV_BYTES: dict[str, Fraction] = {
     "bf16": Fraction(2),
@@ -130,6 +131,10 @@ def plan_kv(
     return plan
 
 
+_INDEX_KEYS = words(
+    "index_topk index_head_dim index_n_heads index_topk_freq index_topk_pattern "
+    "index_skip_topk_offset indexer_types indexer_rope_interleave"
+)
 _SOFTMAX_FAMILIES = frozenset({"gqa", "mla", "dsa", "query_only"})
 
 
@@ -195,6 +200,9 @@ def _latent(
     topk, width = config.integer("index_topk"), config.integer("index_head_dim")
     if not topk or not width:
         return None, "an indexer, but config.json has no index_topk and index_head_dim"
+    other = next((key for key in config.text if _strange_index(str(key), config)), None)
+    if other is not None:
+        return None, f"{other[:60]} in config.json: an indexer of a kind that is not defined here"
     keys = mixer.slot("indexer.wk") or mixer.slot("indexer.k_proj")
     if keys is not None and keys.dtype in UNPACKED and keys.shape[:1] != (width,):
         return None, f"config.json says indexer keys of {width}, their weights {list(keys.shape)}"
@@ -202,6 +210,13 @@ def _latent(
     return KvLayer(
         index, "dsa", elements, window, heads=heads, topk=topk, index_bytes=index_bytes
     ), None
+
+
+def _strange_index(key: str, config: ModelConfig) -> bool:
+    """Whether a key describes an indexer otherwise than DeepSeek-V3.2 does (pooled keys)."""
+    return (
+        key.startswith(("index_", "indexer_")) and key not in _INDEX_KEYS and bool(config.get(key))
+    )
 
 
 def _grouped(

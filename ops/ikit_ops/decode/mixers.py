@@ -38,7 +38,8 @@ _SOFTMAX = (
         "q_proj v_proj o_proj out_proj dense c_proj wq wv wo q_norm k_norm v_norm q_layernorm "
         "k_layernorm query_layernorm key_layernorm sinks attention_sink_bias rotary_emb.inv_freq "
         "g_proj gate_proj gate q_a_proj q_a_layernorm q_b_proj kv_a_layernorm kv_b_proj "
-        "attn_sub_norm inner_attn_ln bias masked_bias rope_freqs temperature k_b_proj v_b_proj"
+        "attn_sub_norm inner_attn_ln bias masked_bias rope_freqs temperature k_b_proj v_b_proj "
+        "indexer.wq_b indexer.wk indexer.k_norm indexer.weights_proj"
     )
 )
 _RECURRENT = words(
@@ -49,7 +50,7 @@ _RECURRENT = words(
     "conv ssm_a forget_gate_down forget_gate_up"
 )
 INDEXER = frozenset({"indexer"})
-_NESTED = INDEXER | words("q_layernorm k_layernorm")  # StableLM-2 has a norm for each head
+_NORMS = ("q_layernorm.norms.", "k_layernorm.norms.")  # StableLM-2 has a norm for each head
 
 
 @dataclass
@@ -128,11 +129,11 @@ def _family(mixer: Mixer) -> tuple[str, list[str]]:
         return "lightning", unheard
     if mixer.container in ("conv", "short_conv", "shortconv"):
         return ("shortconv", unheard) if "conv" in leaves else ("unknown", sorted(leaves))
-    strange = sorted(leaf for leaf in leaves - _SOFTMAX if leaf.partition(".")[0] not in _NESTED)
+    strange = sorted(leaf for leaf in leaves - _SOFTMAX if not leaf.startswith(_NORMS))
     if leaves & _LATENT:
         return ("dsa" if first & INDEXER else "mla"), strange
     if leaves & (_KEY | FUSED_QKV):
-        return "gqa", strange + (["indexer"] if first & INDEXER else [])
+        return "gqa", sorted({*strange, *(leaf for leaf in leaves if leaf.startswith("indexer."))})
     if leaves & {"q_proj", "wq"}:
         return "query_only", strange
     if leaves <= _SOFTMAX:
