@@ -337,3 +337,8 @@ def test_experts_that_no_layer_of_the_list_uses_are_a_class_default() -> None:
     proven(config, llama_tensors(1))
     with_moe = {**config, "layers_block_type": ["moe"]}
     assert "no tensor is one" in doubts(count(with_moe, llama_tensors(1)))
+
+
+def test_a_model_of_which_whole_layers_are_absent_is_unproven() -> None:
+    counts = count({**LLAMA, "num_hidden_layers": 3}, llama_tensors(2))
+    assert "3 layers, the files hold nothing of layer 2" in doubts(counts)

@@ -59,6 +59,7 @@ def count_checkpoint(checkpoint: Checkpoint, options: Options) -> Counts:
     if options.include_mtp:
         mtp.count(slots, config, counts, reads, options)
     _formats(slots, config, counts, reads)
+    _absent(layers, stack, slots, counts)
     _doubts(checkpoint, config, slots, experts, reads, counts)
     mixers = mixers_by_layer(slots, stack)
     kv = plan_kv(config, layer_kinds(config, layers), mixers, options.mla_cache)
@@ -85,6 +86,17 @@ def _layers(config: ModelConfig, slots: list[Slot], counts: Counts) -> int:
         "the model",
     )
     return max(found, default=-1) + 1
+
+
+def _absent(layers: int, stack: str, slots: list[Slot], counts: Counts) -> None:
+    """Doubt a model of which whole layers are not in the files: a part of one, perhaps."""
+    there = {s.place.layer for s in slots if s.place.stack == stack}
+    missing = [layer for layer in range(layers) if layer not in there]
+    if missing and len(missing) < layers:
+        counts.doubt(
+            "layers",
+            f"config.json says {layers} layers, the files hold nothing of {spans(missing)}",
+        )
 
 
 def _beyond(config: ModelConfig, slots: list[Slot], stack: str) -> list[int]:

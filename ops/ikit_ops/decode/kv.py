@@ -7,7 +7,8 @@
 - Multi-head latent attention caches one latent of ``kv_lora_rank + qk_rope_head_dim``
   elements, for all heads and for K and V together, so without a factor of 2
   (vLLM's MLAAttentionSpec; SGLang's calculate_mla_kv_cache_dim).  ``expanded`` is the
-  per-head cache of transformers; ``fp8_ds_mla`` is 512 + 4*4 + 64*2 = 656 bytes.
+  per-head cache of transformers before 5.19, which keeps the latent too; ``fp8_ds_mla`` is
+  512 + 4*4 + 64*2 = 656 bytes.
 - A window W holds the current token too: ``min(C, W)`` cached tokens are the convention
   here, ``min(C, W - 1)`` the strict count (vLLM keeps W - 1).  A chunk is read up to its
   boundary: ``min(C, chunk)`` at most, ``C mod chunk`` at position C.
@@ -203,7 +204,7 @@ def _latent(
     other = next((key for key in config.text if _strange_index(str(key), config)), None)
     if other is not None:
         return None, f"{other[:60]} in config.json: an indexer of a kind that is not defined here"
-    keys = mixer.slot("indexer.wk") or mixer.slot("indexer.k_proj")
+    keys = mixer.slot("indexer.wk") or mixer.slot("indexer.attn_k")
     if keys is not None and keys.dtype in UNPACKED and keys.shape[:1] != (width,):
         return None, f"config.json says indexer keys of {width}, their weights {list(keys.shape)}"
     index_bytes = width + 4 * -(-width // 128)  # fp8 keys, one fp32 scale per 128

@@ -39,7 +39,8 @@ _SOFTMAX = (
         "k_layernorm query_layernorm key_layernorm sinks attention_sink_bias rotary_emb.inv_freq "
         "g_proj gate_proj gate q_a_proj q_a_layernorm q_b_proj kv_a_layernorm kv_b_proj "
         "attn_sub_norm inner_attn_ln bias masked_bias rope_freqs temperature k_b_proj v_b_proj "
-        "indexer.wq_b indexer.wk indexer.k_norm indexer.weights_proj"
+        "indexer.wq_b indexer.wk indexer.k_norm indexer.weights_proj indexer.attn_q_b "
+        "indexer.attn_k indexer.proj"
     )
 )
 _RECURRENT = words(
