@@ -1,6 +1,7 @@
 """Inference servers that answer at once, as asked: OpenAI's API and llama.cpp's, good or bad.
 
-``FakeServer(mode)`` listens on a free port of this machine and keeps what it was sent.
+``FakeServer(mode)`` listens on a free port of this machine and keeps what it was sent.  ``odd``
+holds values of wrong types for ``usage`` and ``choices`` of answers of several tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+TOKEN_SECONDS = 0.01
+
 
 class FakeServer:
     """A server in a thread; ``requests`` holds (path, headers, body) of each POST."""
 
-    def __init__(self, mode: str = "ids", target: str = "") -> None:
-        self.mode, self.target = mode, target
+    def __init__(
+        self, mode: str = "ids", target: str = "", odd: dict[str, Any] | None = None
+    ) -> None:
+        self.mode, self.target, self.odd = mode, target, odd or {}
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.release = threading.Event()
         owner = self
@@ -115,7 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
         count = wanted // 2 if mode == "early" and wanted > 1 else wanted
         if "messages" in body:
             self._line({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        step = 4 if mode == "merged" else 1
+        step = {"merged": 4, "merged-8": 8}.get(mode, 1)
+        if mode == "bunched":  # a proxy that keeps everything back until the end
+            self.fake.release.wait(TOKEN_SECONDS * count)
         for number in range(0, count, step):
             if mode == "hang" and wanted > 1 and number == 2:
                 self.fake.release.wait(60)
@@ -124,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._line("{oops")
             if mode == "error-line" and number == 3:
                 self._line({"error": {"message": "out of memory"}})
+            if mode == "merged-8":
+                self.fake.release.wait(TOKEN_SECONDS * min(step, count - number))
+            if mode == "merged-once" and number == 0 and count > 1:
+                continue  # comes with the next
             text = "word" * min(step, count - number)
             choice = {"delta": {"content": text}} if "messages" in body else {"text": text}
             self._line({"choices": [choice]})
@@ -135,6 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
             usage: dict[str, Any] = {"prompt_tokens": length, "completion_tokens": count}
             if mode == "cached":
                 usage["prompt_tokens_details"] = {"cached_tokens": 5}
+            if wanted > 1:
+                usage |= self.fake.odd.get("usage", {})
+                if "choices" in self.fake.odd:
+                    self._line({"choices": self.fake.odd["choices"]})
             self._line({"choices": [], "usage": usage})
         self._line("[DONE]")
 

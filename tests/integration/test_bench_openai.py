@@ -104,11 +104,63 @@ def test_cached_tokens_that_usage_tells_are_a_violation(tmp_path: Path) -> None:
     assert any("prefix cache hit: up to 5" in v for v in record.get("gates", "violations"))
 
 
-def test_chunks_of_several_tokens_are_counted_by_usage_and_told(tmp_path: Path) -> None:
-    with FakeServer("merged") as server:
+@pytest.mark.parametrize("mode", ["merged", "merged-8"])
+def test_chunks_of_several_tokens_leave_rate_and_ttft_unseen_never_too_fast(
+    mode: str, tmp_path: Path
+) -> None:
+    with FakeServer(mode) as server:
         record = bench(tmp_path, server)
     assert record.get("data", "rounds")[0]["gen_tokens"] == 16
-    assert any("chunks hold several tokens" in w for w in record.get("gates", "warnings"))
+    assert record.metric("decode_tok_s") is None and record.metric("ttft_ms") is None
+    missing = record.get("coverage", "missing")
+    assert any("chunks hold several tokens" in line for line in missing)
+    assert any(line.startswith("decode_tok_s") for line in missing)
+    assert record.metric("total_ms") is not None and record.valid is None
+    if mode == "merged-8":  # made at 100 tok/s, by a server that waits that long at least
+        assert record.get("data", "timing", "two_call_check", "decode_tok_s") < 120
+
+
+def test_one_chunk_too_few_is_counted_by_its_chunks_and_told(tmp_path: Path) -> None:
+    with FakeServer("merged-once") as server:
+        record = bench(tmp_path, server)
+    assert any("a little too slow" in line for line in record.get("gates", "warnings"))
+    for row in record.get("data", "rounds"):
+        assert row["gen_tokens"] == 16
+    assert record.metric("decode_tok_s") is not None
+
+
+def test_tokens_that_a_proxy_kept_back_are_a_violation(tmp_path: Path) -> None:
+    with FakeServer("bunched") as server:
+        record = bench(tmp_path, server)
+    assert record.valid is False
+    assert record.get("gates", "violations")[0].startswith("tokens came in bunches")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"usage": {"completion_tokens": -5}},
+        {"usage": {"completion_tokens": "16"}},
+        {"usage": {"completion_tokens": [16]}},
+        {"usage": {"completion_tokens": True}},
+        {"usage": {"completion_tokens": 10**30}},
+        {"usage": {"prompt_tokens": 1.5}},
+        {"usage": {"prompt_tokens_details": [1]}},
+        {"usage": {"prompt_tokens_details": {"cached_tokens": "x"}}},
+        {"choices": "text"},
+        {"choices": [5]},
+        {"choices": [{"delta": [1]}]},
+        {"choices": [{"text": "", "finish_reason": {"a": 1}}]},
+    ],
+    ids=json.dumps,
+)
+def test_odd_types_in_an_answer_are_told_with_the_phase_and_no_traceback(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
+    with FakeServer(odd=odd) as server, pytest.raises(OpError) as caught:
+        bench(tmp_path, server, warmup=0)
+    assert "failed in phase round: the server's " in caught.value.what
+    assert "Traceback" not in caught.value.what and "File " not in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -139,8 +191,9 @@ def test_a_server_that_hangs_in_a_round_is_left_at_the_timeout(tmp_path: Path) -
 def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     with FakeServer() as server:
         url = server.url
-    with pytest.raises(OpError, match=r"failed in phase load.*refused"):
+    with pytest.raises(OpError, match=r"failed in phase load.*refused") as caught:
         run_here(tmp_path, model="tiny", url=url, **SMALL)
+    assert "Traceback" not in caught.value.what
 
 
 # --- keys -----------------------------------------------------------------------------------------

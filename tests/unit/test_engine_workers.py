@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ikit_ops.engines import result as results
 from ikit_ops.engines.adapter import WORKERS
 
 sys.path.insert(0, str(WORKERS))
@@ -65,6 +66,36 @@ def test_chat_roles_are_no_token_and_reasoning_is() -> None:
     for delta in ({"content": "a"}, {"reasoning_content": "b"}, {"reasoning": "c"}):
         assert openai.holds_token({"delta": delta})
     assert openai.holds_token({"text": " a"}) and openai.holds_token({"text": "", "token_ids": [1]})
+
+
+def answer(sizes: list[int], pace: float = 0.01) -> Any:
+    """A row of a stream whose chunks hold so many tokens, made at that pace from 0 on."""
+    worker: Any = openai.OpenAIServer({})
+    worker.chunks = []
+    made, chunks = 0, list[Any]()
+    for size in sizes:
+        made += size
+        chunks.append((made * pace, {"choices": [{"text": "x" * size}]}))
+    end = made * pace
+    chunks.append((end, {"choices": [], "usage": {"completion_tokens": made}}))
+    row = worker._read(0.0, chunks, end).row(0, 0.0)
+    fields = {k: v for k, v in row.items() if k in results.Round.__struct_fields__}
+    return results.Round(**fields)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[8, 8], [8, 7, 1], [1] * 16, [2] + [1] * 14, [1] * 14 + [2], [16], [1, 15], [2, *[1] * 60],
+     [5, *[1] * 123], [3, 1, 1, 3, *[1] * 120]],
+    ids=str,
+)  # fmt: skip
+def test_a_rate_by_chunks_is_never_faster_than_the_server(sizes: list[int]) -> None:
+    row = answer(sizes)
+    assert row.gen_tokens == sum(sizes)
+    rate = row.rate()
+    assert rate is None or 85.0 < rate <= 100.0 + 1e-9
+    assert (rate is None) == (len(sizes) - 1 < (sum(sizes) - 1) * 0.9)
+    assert (row.ttft_ms is None) == (rate is None)
 
 
 def test_as_many_words_as_ids_and_the_same_for_the_same_ids() -> None:

@@ -21,10 +21,14 @@ from ikit_mcp.call import Call, one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.engines.adapter import Adapter, Found, Plan
 from ikit_ops.engines.gates import Check, Seen
-from ikit_ops.engines.result import WorkerResult
+from ikit_ops.engines.result import WorkerResult, median
 
 KEY_VARIABLE = "IKIT_SERVER_KEY"
 ANSWER_SECONDS = 600.0
+BUNCHED = 2.0
+"""How much faster than by two calls a rate by stamps may be, before it is not believed."""
+BUNCHED_MS = 20.0
+"""What two calls may differ by for other reasons: noise of two short requests."""
 
 
 class OpenAI(Adapter):
@@ -78,12 +82,33 @@ class OpenAI(Adapter):
 
     def checks(self, seen: Seen) -> list[Check]:
         """What only a client can find odd."""
-        return [
-            Check("chunks", "warning", note) for note in seen.result.notes if "chunks hold" in note
+        found = [
+            Check("chunks", "unknown" if "not seen" in note else "warning", note, required=True)
+            for note in seen.result.notes
+            if note.startswith("chunks hold")
         ]
+        return [*found, *_bunched(seen)]
 
 
 ADAPTER = OpenAI()
+
+
+def _bunched(seen: Seen) -> list[Check]:
+    """A proxy that keeps chunks back and sends them at once makes any rate out of any server."""
+    two, rounds = seen.result.two_call, seen.result.rounds
+    ours, took = median([r.rate() for r in rounds]), median([r.time_of_decoding() for r in rounds])
+    if two is None or not two.decode_tok_s or two.ttft_ms is None or two.total_ms is None:
+        return []
+    if ours is None or took is None:
+        return []
+    unseen = two.total_ms - two.ttft_ms - took
+    if ours <= two.decode_tok_s * BUNCHED or unseen <= BUNCHED_MS:
+        return [Check("bunched", "ok")]
+    text = (
+        f"tokens came in bunches: {ours:.1f} tok/s by their stamps, {two.decode_tok_s:.1f} by two "
+        "calls; something between keeps chunks back, and stamps do not tell when tokens were made"
+    )
+    return [Check("bunched", "violation", text)]
 
 
 def address(url: str | None) -> tuple[str, str, int | None, str]:

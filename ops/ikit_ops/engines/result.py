@@ -35,7 +35,8 @@ class Round(msgspec.Struct, kw_only=True):
 
     ``decode_ms`` is the time from the first to the last token; where it is absent, it is
     what remains of ``total_ms`` after ``ttft_ms``.  ``t_start`` and ``t_end`` are seconds
-    since 1970; ``engine_decode_ms`` is the engine's own first-to-last time.
+    since 1970; ``engine_decode_ms`` is the engine's own first-to-last time.  ``timed_tokens`` is
+    how many tokens surely came in the time of decoding, where that is fewer than n - 1.
     """
 
     index: int | None = None
@@ -46,6 +47,7 @@ class Round(msgspec.Struct, kw_only=True):
     decode_ms: float | None = None
     engine_decode_ms: float | None = None
     gen_tokens: int | None = None
+    timed_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
@@ -61,8 +63,14 @@ class Round(msgspec.Struct, kw_only=True):
         return None
 
     def rate(self) -> float | None:
-        """Tokens a second while decoding, ``(n - 1) / (last - first)``; None if not seen."""
-        return _rate(self.gen_tokens, self.time_of_decoding())
+        """Tokens a second while decoding, ``(n - 1) / (last - first)``; None if not seen.
+
+        Where fewer tokens are known to have come in that time, it is the least rate.
+        """
+        count = self.gen_tokens
+        if count is not None and self.timed_tokens is not None:
+            count = min(count, self.timed_tokens + 1)
+        return _rate(count, self.time_of_decoding())
 
     def engine_rate(self) -> float | None:
         """The same by the engine's own clock."""

@@ -71,6 +71,7 @@ class Generation:
 
     ``count`` None: nobody counted.  ``cached`` None: the engine does not say.
     ``engine_s`` is the engine's own time from first to last token, where it has one.
+    ``timed`` is how many tokens surely came after the first stamp, where it is not count - 1.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class Generation:
         finish: str | None = None,
         engine_s: float | None = None,
         speculative: int | None = None,
+        timed: int | None = None,
     ) -> None:
         self.start, self.first, self.last, self.end = start, first, last, end
         self.count, self.tokens = count, tokens
         self.prompt, self.cached, self.finish = prompt, cached, finish
-        self.engine_s, self.speculative = engine_s, speculative
+        self.engine_s, self.speculative, self.timed = engine_s, speculative, timed
 
     def row(self, index: int, offset: float) -> dict[str, Any]:
         """The round as the result file holds it; ``offset`` makes wall time of stamps."""
@@ -105,6 +107,7 @@ class Generation:
             else (self.last - self.first) * 1e3,
             "engine_decode_ms": None if self.engine_s is None else self.engine_s * 1e3,
             "gen_tokens": self.count,
+            "timed_tokens": self.timed,
             "prompt_tokens": self.prompt,
             "cached_tokens": self.cached,
             "finish_reason": self.finish,
@@ -419,7 +422,7 @@ class Connection:
             answer = connection.getresponse()
             text = answer.read(MAX_LINE)
             return json.loads(text) if answer.status == 200 else None
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError, RecursionError, http.client.HTTPException):
             return None
         finally:
             connection.close()
@@ -433,7 +436,7 @@ def refusal(answer: http.client.HTTPResponse) -> str:
         told = json.loads(answer.read(MAX_LINE))
         error = told.get("error", told)
         message = error if isinstance(error, str) else str(error.get("message", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         message = ""
     return f"the server answered {answer.status} {message[:300]}"
 
@@ -446,7 +449,7 @@ def parsed(lines: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]
             continue
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Stopped("the server streamed a line that is not JSON") from None
         if isinstance(value, dict):
             if "error" in value:

@@ -4,13 +4,20 @@ It sends token ids to ``/v1/completions`` where the server takes them, else word
 to ``/v1/chat/completions``.  Which of them works is found out by requests of one token before
 anything is timed.  The count of tokens is the server's ``usage``, or nobody's: chunks are not
 tokens (a chunk may hold several, or none: a chat's first one only names the role).  The first
-chunk that holds a token is the first token.
+chunk that holds a token is the first token, where there are as many chunks as tokens.
+
+Of n tokens in c < n chunks nobody knows how many came in the first chunk, and those took no
+time that was seen: ``(n - 1) / (last - first)`` would be too fast, by ``(n - 1) / (n - k)`` for
+k tokens in the first.  Sure is that each later chunk brought one, so ``(c - 1) / (last -
+first)`` is the least rate.  It is given where it is close; else neither TTFT nor decode was
+seen, and only the check by two calls tells a rate.
 
 A fresh prompt cannot have been cached whole; what of it was, ``usage`` may tell.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -24,6 +31,8 @@ import ikit_harness as harness
 KEY_VARIABLE = "IKIT_SERVER_KEY"
 BOUNDS = (30000, 2000)
 """Vocabularies to try ids of: that of nearly every model, and that of a tiny one."""
+CLOSE = 0.9
+"""The least share of the gaps between tokens that must have been seen as gaps of chunks."""
 EXTRAS = {"ignore_eos": True}
 """What vLLM, SGLang and llama.cpp take, and the OpenAI API itself does not."""
 
@@ -81,7 +90,11 @@ class OpenAIServer(harness.Engine):
         else:
             path = "/completions"
             body["prompt"] = ids if kind == "ids" else words_of(ids)
-        start, lines, end = self.connection.post(self.base + path, body)
+        try:
+            start, lines, end = self.connection.post(self.base + path, body)
+        except (OSError, http.client.HTTPException) as error:
+            # Where it happened in here tells nobody anything: a sentence, and no traceback.
+            raise harness.Stopped(f"{type(error).__name__}: {error}") from None
         return self._read(start, harness.parsed(lines), end)
 
     def _read(
@@ -92,20 +105,28 @@ class OpenAIServer(harness.Engine):
         usage: dict[str, Any] = {}
         finish = None
         for stamp, chunk in chunks:
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices") or []:
+            usage = typed(chunk, "usage", dict) or usage
+            for choice in typed(chunk, "choices", list) or []:
+                if not isinstance(choice, dict):
+                    raise harness.Stopped(f"the server's choice is {shown(choice)}")
                 if holds_token(choice):
                     stamps.append(stamp)
-                finish = choice.get("finish_reason") or finish
-        details = usage.get("prompt_tokens_details") or {}
-        count = usage.get("completion_tokens")
+                finish = typed(choice, "finish_reason", str) or finish
+        details = typed(usage, "prompt_tokens_details", dict) or {}
+        count = counted(usage, "completion_tokens")
         if not stamps and not count:
             raise harness.Stopped("the server answered without a token")
         self.chunks.append((len(stamps), count))
+        first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
+        timed: int | None = None
+        if count is not None and len(stamps) < count:
+            timed = len(stamps) - 1
+            if timed < (count - 1) * CLOSE:
+                first = last = timed = None  # nobody saw them
         return harness.Generation(
-            start, stamps[0] if stamps else None, stamps[-1] if stamps else None, end,
-            count=count, prompt=usage.get("prompt_tokens"), cached=details.get("cached_tokens"),
-            finish=finish, tokens=None,
+            start, first, last, end,
+            count=count, prompt=counted(usage, "prompt_tokens"),
+            cached=counted(details, "cached_tokens"), finish=finish, tokens=None, timed=timed,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -113,11 +134,18 @@ class OpenAIServer(harness.Engine):
         kind, bound, extras = self.style
         served = {"ids": "token ids", "words": "words", "chat": "words in a chat message"}[kind]
         notes = [f"prompts were sent as {served}"]
-        merged = [c for c in self.chunks if c[1] is not None and 1 < c[0] < c[1] * 0.9]
+        merged = [(n, c) for n, c in self.chunks if c is not None and c > 1 and n < c]
         if merged:
+            worst, of = min(merged, key=lambda seen: seen[0] / seen[1])
+            lost = worst - 1 < (of - 1) * CLOSE
             notes.append(
-                f"chunks hold several tokens ({merged[0][0]} chunks for {merged[0][1]} tokens): "
-                "the first stamp may stand for more than one token, so decode is a little too slow"
+                f"chunks hold several tokens ({worst} chunks for {of} tokens): "
+                + (
+                    "how many came in the first is unknown, so TTFT and decode rate were not "
+                    "seen; the check by two calls tells a rate"
+                    if lost
+                    else "the decode rate counts one token a chunk, and is a little too slow"
+                )
             )
         told: dict[str, Any] = {
             "platform": None,
@@ -139,7 +167,7 @@ class OpenAIServer(harness.Engine):
 
 def holds_token(choice: dict[str, Any]) -> bool:
     """Whether a chunk's choice brings a token: text, or ids behind text that is not complete."""
-    delta = choice.get("delta") or {}
+    delta = typed(choice, "delta", dict) or {}
     return bool(
         choice.get("text")
         or choice.get("token_ids")
@@ -147,6 +175,29 @@ def holds_token(choice: dict[str, Any]) -> bool:
         or delta.get("reasoning_content")
         or delta.get("reasoning")
     )
+
+
+def typed(holder: dict[str, Any], name: str, kind: type) -> Any:
+    """A value of the server's answer, or None; Stopped where it is of another type."""
+    value = holder.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise harness.Stopped(f"the server's {name} is {shown(value)}")
+    return value
+
+
+def counted(holder: dict[str, Any], name: str) -> int | None:
+    """A count of the server's answer, or None; Stopped where it is no count."""
+    value = holder.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:  # True is no count either
+        raise harness.Stopped(f"the server's {name} is {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as a short text."""
+    return json.dumps(value)[:80]
 
 
 WORDS = json.loads(
