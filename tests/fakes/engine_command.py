@@ -54,6 +54,10 @@ def main() -> None:
     elif word == "polluted":
         sys.stderr.buffer.write(b"\xff\xfe\x1b[31m IKIT_RESULT {}\n" * 1000)
         print("progress 1%\rprogress 2%\r" + marked + "\n" + "x" * 100_000)
+    elif word == "fifo":
+        os.mkfifo(target)
+    elif word == "link":
+        target.symlink_to("/dev/zero")
     elif word == "no-flags":
         target.write_text(json.dumps(result(config, flags=None)), encoding="utf-8")
     elif word == "secret-flags":

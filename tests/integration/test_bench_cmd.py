@@ -98,6 +98,8 @@ def test_a_result_counts_although_the_command_died_after_it(tmp_path: Path) -> N
     [
         ("no-result", "ended with status 0 and left no result"),
         ("broken-marker", "its result is not what the schema says"),
+        ("fifo", "its result cannot be read: it is no regular file"),
+        ("link", "its result cannot be read"),
         ("SIGKILL", "ended by SIGKILL (most often the kernel's out-of-memory killer"),
         ("SIGQUIT", "ended by SIGQUIT (an engine's child failed"),
         ("SIGSEGV", "ended by SIGSEGV (a crash in native code)"),

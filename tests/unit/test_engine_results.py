@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ikit_ops.engines import drive
 from ikit_ops.engines import result as results
 from ikit_ops.engines.adapter import WORKERS
 
@@ -111,6 +113,49 @@ def test_the_file_comes_before_the_marker_and_the_last_marker_counts(tmp_path: P
     file.write_text(json.dumps({"rounds": [ROUND], "version": "file"}), encoding="utf-8")
     found = results.read(file, output)
     assert found is not None and found.version == "file"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "symlink", "folder", "/dev/zero", "below a file"])
+def test_a_result_that_is_no_plain_file_is_refused_without_waiting_for_it(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "symlink":
+        real = tmp_path / "real.json"
+        real.write_text("{}", encoding="utf-8")
+        path.symlink_to(real)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "/dev/zero":
+        path = Path(kind)
+    else:
+        path.touch()
+        path /= "x"
+    with pytest.raises(results.Unreadable, match="cannot be read"):
+        results.read(path)
+
+
+def test_logs_and_progress_that_became_pipes_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert results.last_marked_line(path) is None
+    assert drive.read_log(path) == [] and drive.progress_of(path) == {}
+
+
+def test_a_result_that_grows_without_end_is_read_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no space
+    with pytest.raises(results.Unreadable, match="larger than 16 MiB"):
+        results.read(path)
+
+
+def test_the_format_of_a_result_is_ours_or_not_told() -> None:
+    assert parsed({"rounds": [ROUND], "format": "ikit.bench-result/1"}).rounds
+    with pytest.raises(results.Unreadable, match=r"format ikit\.bench-result/2"):
+        parsed({"rounds": [ROUND], "format": "ikit.bench-result/2"})
 
 
 def test_a_marker_in_the_middle_of_a_line_is_no_result(tmp_path: Path) -> None:

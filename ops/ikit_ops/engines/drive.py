@@ -15,6 +15,7 @@ measured is not lost.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import threading
@@ -34,6 +35,7 @@ from ikit_ops.engines.result import WorkerResult
 
 LOG_CAP = 64 << 20
 KEEP = 4 << 20
+MAX_PROGRESS = 64 << 10
 MAX_LOG_LINE = 32_000  # SGLang prints its configuration on one line of half that
 LAST_LINES = 8
 GRACE = 5.0  # less than what the run around this one waits for it
@@ -95,7 +97,8 @@ def drive(
     try:
         told = results.read(result, output)
     except results.Unreadable as error:
-        raise _failure(adapter, phase, str(error), lines) from None
+        at = "result" if adapter.worker else phase  # nothing went wrong while it shut down
+        raise _failure(adapter, at, str(error), lines) from None
     if told is None:
         raise _failure(adapter, phase, _reason(ended, plan), lines)
     if told.error is not None:
@@ -173,8 +176,9 @@ def _watched(watcher: _Watcher) -> Iterator[None]:
 def progress_of(path: Path) -> dict[str, Any]:
     """The worker's progress file; empty where there is none yet."""
     try:
-        told = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        with results.open_regular(path) as file:
+            told = json.loads(file.read(MAX_PROGRESS))
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -262,8 +266,8 @@ def is_configuration(line: str) -> bool:
 def read_log(path: Path) -> list[str]:
     """The lines of a log, without colours, each cut; of a long log its head and its tail."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with results.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(KEEP)
             tail = b""
             if size > len(head):

@@ -8,9 +8,11 @@ counts: a rate that a command claims is compared, not believed.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -18,6 +20,7 @@ from ikit_mcp.call import one_line
 
 MAX_RESULT = 16 << 20
 MARKER = "IKIT_RESULT "
+FORMAT = "ikit.bench-result/1"
 MAX_FLAGS = 100
 MAX_TOKENS = 4096
 MAX_ROUNDS = 10_000
@@ -101,6 +104,7 @@ class Failure(msgspec.Struct, kw_only=True):
 class WorkerResult(msgspec.Struct, kw_only=True):
     """The whole result file; every field but ``rounds`` may be absent."""
 
+    format: str | None = None
     rounds: list[Round] = []
     failed_rounds: list[dict[str, Any]] = []
     engine: Engine | None = None
@@ -137,6 +141,8 @@ def parse(text: bytes) -> WorkerResult:
         found = msgspec.json.decode(text, type=WorkerResult)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Unreadable(f"its result is not what the schema says: {error}") from None
+    if found.format not in (None, FORMAT):
+        raise Unreadable(f"its result has the format {one_line(found.format, 60)}, not {FORMAT}")
     if len(found.rounds) > MAX_ROUNDS:
         raise Unreadable(f"its result holds {len(found.rounds)} rounds")
     _check_numbers(found)
@@ -203,20 +209,37 @@ def read(path: Path, stdout: Path | None = None) -> WorkerResult | None:
     Unreadable when there is one that cannot be used.
     """
     try:
-        if path.stat().st_size > MAX_RESULT:
-            raise Unreadable(f"its result is larger than {MAX_RESULT >> 20} MiB")
-        return parse(path.read_bytes())
+        with open_regular(path) as file:
+            return parse(file.read(MAX_RESULT + 1))  # one more tells that it is too large
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise Unreadable(f"its result cannot be read: {error.strerror or error}") from None
     line = None if stdout is None else last_marked_line(stdout)
     return None if line is None else parse(line)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that another program was free to replace, and never wait for it.
+
+    A pipe would block whoever opens it, a device never ends, a link leads anywhere: OSError
+    for all of them.
+    """
+    # Windows has none of these flags, nor what they are against.
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "it is no regular file")
+    return os.fdopen(handle, "rb")
 
 
 def last_marked_line(path: Path) -> bytes | None:
     """What follows the marker on the last line of the file that begins with it, or None."""
     marker, found = MARKER.encode("ascii"), None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while line := file.readline(MAX_RESULT + len(marker) + 2):
                 start = line.rfind(b"\r", 0, line.rfind(marker) + 1) + 1
                 if line.startswith(marker, start):
