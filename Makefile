@@ -12,7 +12,6 @@ demo: $(VENV)/demo
 	$(BIN)/python agent_examples/01_scripted_client/main.py
 	$(BIN)/python agent_examples/02_tune_an_engine/main.py
 	$(BIN)/python agent_examples/04_faster_video_engine/main.py
-	$(BIN)/python agent_examples/04_faster_video_engine/main.py
 
 test: lint types unit wheel
 
