@@ -29,16 +29,13 @@ from ikit_mcp.evidence.record import (
     metric,
 )
 from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, operation
-from ikit_ops.checkpoint.model import Checkpoint
-from ikit_ops.checkpoint.resolve import read_checkpoint
-from ikit_ops.decode import groups
-from ikit_ops.decode.config_method import DTYPES, count_config
-from ikit_ops.decode.count import count_checkpoint
-from ikit_ops.decode.limits import GB, in_gb, limitations
-from ikit_ops.decode.tally import Counts, Options
+from ikit_ops.decode import CONFIG_DTYPES
 
+# The rooms of decoding are many, and no other command needs them: they come with the call.
 if TYPE_CHECKING:
+    from ikit_ops.checkpoint.model import Checkpoint
     from ikit_ops.decode import curve, picture
+    from ikit_ops.decode.tally import Counts, Options
 
 _KV_DTYPES = ("bf16", "fp16", "fp8", "q8_0")
 _NUMBER = re.compile(r"[+-]?(?P<whole>[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
@@ -69,11 +66,11 @@ def _effects(arguments: Mapping[str, Any]) -> Effects:
     [
         Arg("model", "string", "Hub id, folder, config.json or .gguf", required=True,
             positional=True),
-        Arg("dtype", "string", "Weight format (config method only)", choices=DTYPES),
+        Arg("dtype", "string", "Weight format (config method only)", choices=CONFIG_DTYPES),
         Arg("gpu_bw", "string", "GB/s, 'measure', or id of a ceiling record", unit="GB/s"),
         Arg("context", "integer", "Cached tokens", default=1024, minimum=0, maximum=_MAX_CONTEXT),
         Arg("kv_dtype", "string", "Dtype of the KV cache", default="bf16", choices=_KV_DTYPES),
-        Arg("lm_head_dtype", "string", "Head's format (config method only)", choices=DTYPES),
+        Arg("lm_head_dtype", "string", "Head's format (config method only)", choices=CONFIG_DTYPES),
         Arg("revision", "string", "Branch, tag or commit on the Hub"),
         Arg("method", "string", "Read headers, or use config.json", default="auto",
             choices=("auto", "headers", "config")),
@@ -117,7 +114,9 @@ def roofline(
     Raises:
         OpError: no such model, nothing that can be counted, or an unusable bandwidth.
     """
-    from ikit_ops.decode import curve, picture  # what draws: not for every start of the CLI
+    from ikit_ops.checkpoint.resolve import read_checkpoint
+    from ikit_ops.decode import curve, picture
+    from ikit_ops.decode.tally import Options
 
     options = Options(
         context, kv_dtype, state_dtype, include_mtp, mla_cache, batch, tensor_parallel
@@ -178,6 +177,9 @@ def _count(
     lm_head_dtype: str | None,
 ) -> tuple[Counts, str | None]:
     """The counts by the method that can run, and the dtype that the config method counted."""
+    from ikit_ops.decode.config_method import count_config
+    from ikit_ops.decode.count import count_checkpoint
+
     if checkpoint.tensors or (checkpoint.format and method == "headers"):
         return count_checkpoint(checkpoint, options), None
     reason = checkpoint.no_weights or "the files hold no tensors"
@@ -249,6 +251,8 @@ def _draft(
     dtype: str | None,
 ) -> Draft:
     """The record's content."""
+    from ikit_ops.decode.limits import limitations
+
     missing = [] if bandwidth.gbs is not None else ["bandwidth (pass gpu_bw)"]
     if counts.stored_bytes is None:
         missing.append("stored bytes (no headers were read)")
@@ -321,7 +325,7 @@ def _subject(
     points: tuple[curve.Point, ...],
 ) -> picture.Subject:
     """What the picture shows."""
-    from ikit_ops.decode import curve, picture  # as above
+    from ikit_ops.decode import curve, picture
 
     source = "given by the user; datasheet figures are 5 to 15 % above what kernels sustain"
     if bandwidth.evidence_id is not None:
@@ -352,6 +356,8 @@ def _subject(
 
 def _metrics(counts: Counts, options: Options, bandwidth: Bandwidth) -> list[Metric]:
     """Bytes, and what the bandwidth makes of them; null where it is not given."""
+    from ikit_ops.decode import groups
+
     step, batch = counts.step_bytes, options.batch
     metrics = [metric("bytes_per_token", _ratio(step, batch), "B", "derived")]
     if batch > 1 or options.include_mtp:
@@ -384,6 +390,8 @@ def step_seconds(counts: Counts, bandwidth: Bandwidth) -> float | None:
 
 def _seconds(size: int, bandwidth: Bandwidth) -> float | None:
     """The time that so many bytes take; None without bandwidth or bytes."""
+    from ikit_ops.decode.limits import GB
+
     if bandwidth.gbs is None or size <= 0:
         return None
     return size / (bandwidth.gbs * GB)
@@ -395,6 +403,8 @@ def _ratio(step: int, batch: int) -> int | float:
 
 def _summary(checkpoint: Checkpoint, counts: Counts, options: Options, bandwidth: Bandwidth) -> str:
     """One line: what, how many bytes, which ceiling."""
+    from ikit_ops.decode.limits import in_gb
+
     name = one_line(checkpoint.name.rpartition("/")[2], 80)
     terms = [f"weights {in_gb(counts.weight_bytes)}", f"KV {in_gb(counts.kv_bytes)}"]
     if counts.state_bytes:

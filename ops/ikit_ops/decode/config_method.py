@@ -29,7 +29,6 @@ from ikit_ops.decode.state import StatePlan
 from ikit_ops.decode.tally import Counts, Options
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-DTYPES = ("bf16", "fp16", "fp8", "q8_0")
 _SIDE_DTYPE = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16", "q8_0": "fp32"}
 _TABLE_DTYPE = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16", "q8_0": "q8_0"}
 _DECIDES_OTHERWISE = (
