@@ -10,16 +10,20 @@ import time
 from pathlib import Path
 
 
-def result(config: dict[str, object], **more: object) -> dict[str, object]:
-    """A result with plausible rounds."""
-    rows = [
+def rounds(config: dict[str, object]) -> list[dict[str, object]]:
+    """Plausible rounds."""
+    return [
         {"index": n, "ttft_ms": 20.0, "total_ms": 20.0 + 1270.0 + n, "decode_ms": 1270.0 + n,
          "gen_tokens": config["gen_len"], "prompt_tokens": config["prompt_len"],
          "cached_tokens": 0, "finish_reason": "length", "speculative_tokens": 0}
         for n in range(int(str(config["rounds"])))
     ]  # fmt: skip
+
+
+def result(config: dict[str, object], **more: object) -> dict[str, object]:
+    """A result with them."""
     usual: dict[str, object] = {
-        "engine": {"name": "acme", "version": "1.0"}, "rounds": rows, "tokens": [5, 6, 7],
+        "engine": {"name": "acme", "version": "1.0"}, "rounds": rounds(config), "tokens": [5, 6, 7],
         "flags": {"kernels": "own"}, "load_s": 1.5,
     }  # fmt: skip
     return usual | more
@@ -58,6 +62,9 @@ def main() -> None:
         os.mkfifo(target)
     elif word == "link":
         target.symlink_to("/dev/zero")
+    elif word == "rounds":  # the second word changes every round, the third how many there are
+        rows = [row | json.loads(sys.argv[2]) for row in rounds(config)][: int(sys.argv[3])]
+        target.write_text(json.dumps(result(config, rounds=rows)), encoding="utf-8")
     elif word == "no-flags":
         target.write_text(json.dumps(result(config, flags=None)), encoding="utf-8")
     elif word == "secret-flags":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -56,6 +57,62 @@ def test_a_result_is_taken_from_the_file_or_the_last_marked_line(way: str, tmp_p
     assert record.get("identity", "engine") == {"name": "acme", "version": "1.0"}
     assert record.get("data", "tokens", "ids") == [5, 6, 7]
     assert "acme 1.0: decode 99.92 tok/s" in record.summary
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ttft_ms": 10.0, "total_ms": 110.0, "decode_ms": 0.001}, "are no decoding"),
+        ({"ttft_ms": 10.0, "total_ms": 110.0, "decode_ms": 101.0 + 3.5}, "more than the whole"),
+        ({"ttft_ms": 10.0, "total_ms": 5.0, "decode_ms": None}, "more than the whole"),
+        ({"ttft_ms": 0.0, "total_ms": 1290.0, "decode_ms": 1100.0}, "are no decoding"),
+        ({"decode_tok_s": 7e6}, "claims 7e+06 tok/s"),
+        ({"prompt_tokens": 1}, "1 prompt tokens instead of 512"),
+        ({"prompt_tokens": 1000}, "1000 prompt tokens instead of 512"),
+    ],
+)
+def test_times_and_counts_that_cannot_be_are_violations(
+    changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    record = bench(tmp_path, "rounds", json.dumps(changed), "3")
+    assert record.valid is False
+    assert any(words in line for line in record.get("gates", "violations"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"decode_tok_s": 20.0}, "far below"),
+        ({"ttft_ms": None, "total_ms": None, "decode_ms": 0.001}, "were not told"),
+    ],
+)
+def test_times_that_nothing_bears_out_establish_nothing(
+    changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    record = bench(tmp_path, "rounds", json.dumps(changed), "3")
+    assert record.valid is None
+    assert any(words in line for line in record.get("coverage", "missing"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"decode_ms": None},
+        {"decode_ms": 1260.0, "decode_tok_s": 128 / 1.26},  # divides by n
+        {"ttft_ms": 20.0, "total_ms": 1310.0, "decode_ms": 1200.0},
+        {"prompt_tokens": 513},
+    ],
+)
+def test_times_that_hold_together_are_believed(changed: dict[str, Any], tmp_path: Path) -> None:
+    assert bench(tmp_path, "rounds", json.dumps(changed), "3").valid is True
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_rounds_that_were_left_out_are_a_violation(count: str, tmp_path: Path) -> None:
+    record = bench(tmp_path, "rounds", "{}", count)
+    assert record.valid is False
+    violations = record.get("gates", "violations")
+    assert violations[0].startswith(f"{count} rounds instead of 3")
 
 
 def test_a_command_that_reports_no_flags_is_not_established(tmp_path: Path) -> None:

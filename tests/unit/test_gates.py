@@ -71,8 +71,17 @@ COMMON: list[tuple[str, Any, tuple[str, str], str]] = [
     ("wrong clock", lambda s: result(s, rounds=[
         msgspec.structs.replace(r, engine_decode_ms=5000.0) for r in s.result.rounds]),
      ("timing", "violation"), "the engine's own clock"),
-    ("failed", lambda s: result(s, failed_rounds=[{"index": 1, "why": "x"}]),
+    ("failed", lambda s: result(s, rounds=s.result.rounds[:2],
+                                failed_rounds=[{"index": 1, "why": "x"}]),
      ("rounds", "warning"), "1 of 3"),
+    ("left out", lambda s: result(s, rounds=s.result.rounds[:1]),
+     ("rounds", "violation"), "1 rounds instead of 3"),
+    ("made up", lambda s: result(s, rounds=s.result.rounds * 2),
+     ("rounds", "violation"), "6 rounds instead of 3"),
+    ("a short prompt", lambda s: row(s, prompt_tokens=1),
+     ("prompt_tokens", "violation"), "1 prompt tokens instead of 512"),
+    ("a server's words", lambda s: replace(row(s, prompt_tokens=700), plan=replace(
+        s.plan, url="http://127.0.0.1:9/v1")), ("prompt_tokens", "warning"), "700 prompt tokens"),
     ("ceiling", lambda s: replace(s, ceiling_tok_s=50.0), ("ceiling", "violation"), "above the"),
     ("no flags", lambda s: replace(s, configuration_seen=False), ("configuration", "unknown"),
      "did not say"),
@@ -322,7 +331,8 @@ def test_what_a_cache_can_hold_or_a_doubtful_bandwidth_explains_a_rate_above_the
 def test_the_first_round_and_the_spread_are_looked_at() -> None:
     def of(*rates: float) -> Seen:
         made: list[Round] = [rounds(rate, 1)[0] for rate in rates]
-        return result(healthy("vllm", CPU), rounds=made)
+        seen = result(healthy("vllm", CPU), rounds=made)
+        return replace(seen, plan=replace(seen.plan, rounds=len(made)))
 
     assert found("vllm", of(100, 101, 100)) == set()
     assert ("warm_up", "warning") in found("vllm", of(80, 100, 100, 101))
@@ -331,8 +341,8 @@ def test_the_first_round_and_the_spread_are_looked_at() -> None:
 
 
 def test_no_rate_at_all_is_not_established() -> None:
-    seen = result(healthy("vllm", CPU), rounds=[Round(index=0, gen_tokens=128, cached_tokens=0,
-                                                      speculative_tokens=0)])  # fmt: skip
+    blind = Round(index=0, gen_tokens=128, cached_tokens=0, speculative_tokens=0)
+    seen = result(healthy("vllm", CPU), rounds=[blind] * 3)
     verdict = evaluate(judged("vllm", seen))
     assert verdict.valid is None
     assert any("no decode rate" in line for line in verdict.unknown)

@@ -29,6 +29,7 @@ TIMING_TOLERANCE = 0.03
 WRONG_CLOCK = 1.5
 """How far stamps and the engine's own clock may be apart before one of them is wrong."""
 ENGINE_CLOCK = "the engine's own clock"
+EXTRA_TOKENS = 2
 FIRST_ROUND_TOLERANCE = 0.10
 DRIFT_TOLERANCE = 0.05
 CEILING_TOLERANCE = 0.02
@@ -135,7 +136,7 @@ def evaluate(checks: Iterable[Check]) -> Verdict:
 
 def common_checks(seen: Seen) -> list[Check]:
     """The checks that every engine stands before."""
-    found = [configuration(seen), *token_count(seen), prefix_cache(seen)]
+    found = [configuration(seen), *token_count(seen), *prompt_tokens(seen), prefix_cache(seen)]
     found += [*speculative(seen), *requested_flags(seen), *threads(seen), *device_checks(seen)]
     found += [*timing(seen), *steadiness(seen), *failed_rounds(seen), *ceiling(seen)]
     return found
@@ -394,11 +395,33 @@ def steadiness(seen: Seen) -> list[Check]:
 
 
 def failed_rounds(seen: Seen) -> list[Check]:
-    """Rounds that failed and were passed over (keep_going)."""
-    if not seen.result.failed_rounds:
-        return []
-    count = len(seen.result.failed_rounds)
-    return [Check("rounds", "warning", f"{count} of {seen.plan.rounds} rounds failed")]
+    """As many rounds as were asked for; some may have failed and been passed over."""
+    failed, asked = len(seen.result.failed_rounds), seen.plan.rounds
+    told = len(seen.result.rounds) + failed
+    if told != asked:
+        text = f"{told} rounds instead of {asked} were told: some were left out, or made up"
+        return [Check("rounds", "violation", text)]
+    if failed:
+        return [Check("rounds", "warning", f"{failed} of {asked} rounds failed")]
+    return [Check("rounds", "ok")]
+
+
+def prompt_tokens(seen: Seen) -> list[Check]:
+    """Every prompt was as long as was asked for: context and TTFT belong to that length.
+
+    A server that takes no ids gets words, and how many tokens those are is its own affair.
+    """
+    name, asked = "prompt_tokens", seen.plan.prompt_len
+    counts = {row.prompt_tokens for row in seen.result.rounds} - {None}
+    # Some engines put a token or two of their own before the prompt.
+    wrong = sorted(n for n in counts if n is not None and not asked <= n <= asked + EXTRA_TOKENS)
+    if wrong:
+        text = (
+            f"{', '.join(map(str, wrong[:4]))} prompt tokens instead of {asked} were computed: "
+            "TTFT and decode rate are of another context"
+        )
+        return [Check(name, "warning" if seen.plan.url is not None else "violation", text)]
+    return [Check(name, "ok")] if counts else []
 
 
 def ceiling(seen: Seen) -> list[Check]:

@@ -24,6 +24,7 @@ FORMAT = "ikit.bench-result/1"
 MAX_FLAGS = 100
 MAX_TOKENS = 4096
 MAX_ROUNDS = 10_000
+MAX_FAILED = 1000
 
 
 class Engine(msgspec.Struct, kw_only=True):
@@ -180,7 +181,7 @@ def cleaned(result: WorkerResult) -> WorkerResult:
         if value is not None:
             setattr(result, name, [one_line(v, 80) for v in value[:32]])
     result.notes = [one_line(note) for note in result.notes[:20]]
-    result.failed_rounds = [bounded(row) for row in result.failed_rounds[:200]]
+    result.failed_rounds = [bounded(row) for row in result.failed_rounds[:MAX_FAILED]]
     if result.devices is not None:
         result.devices = [bounded(row) for row in result.devices[:64]]
     for row in result.rounds:
