@@ -177,11 +177,16 @@ def key_values(arguments: Sequence[str]) -> dict[str, Any]:
             )
         if key in found:
             raise OpError(f"engine_args: {key} is given twice", "give it once")
-        try:
-            found[key] = json.loads(text, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
-            found[key] = {"True": True, "False": False, "None": None}.get(text, text)
+        found[key] = json_or_text(text)
     return found
+
+
+def json_or_text(text: str) -> Any:
+    """The value of an item: what the text is as JSON or as a constant of Python, else itself."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def _no_constant(text: str) -> Any:

@@ -9,16 +9,18 @@ that are not running.
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, Device, one_line
 from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError
 from ikit_ops.engines import adapter_named, adapters
-from ikit_ops.engines.adapter import Adapter, Plan
+from ikit_ops.engines.adapter import Adapter, Plan, json_or_text
 from ikit_ops.engines.find import is_gguf, is_listed
 
 _SUFFIXES = (".gguf", ".safetensors", ".json")
@@ -32,23 +34,101 @@ def effects_of(arguments: Mapping[str, Any]) -> Effects:
     python = arguments.get("python")
     if python and not is_listed(str(python)):
         return EXECUTES
+    try:
+        named = any(_names_code(item) for item in arguments.get("engine_args") or ())
+    except RecursionError:  # too deep to be looked through: nobody knows what it names
+        named = True
+    return EXECUTES if named else MEASURES
+
+
+_CODE_ENDINGS = (
+    "_cls", "_class", "_plugin", "_plugins", "_module", "_module_path", "module_path",
+    "class_name", "_hook", "_hooks", "_handler", "_passes", "_qualname", "auto_map",
+    "custom_weight_loader", "trust_remote_code",
+)  # fmt: skip
+"""How names end, in the settings of all engines, whose values name code."""
+_LOADS_BY_NAME = ("implementation", "attn_impl")
+"""Settings that take a repository of the Hub for a kernel to load: ``owner/kernel``."""
+
+
+def _names_code(item: str) -> bool:
+    """Whether an item of ``engine_args`` makes an engine load code that the caller names."""
     loading = frozenset[str]().union(*(a.executing_args for a in adapters().values()))
-    if loading & argument_names(arguments.get("engine_args") or ()):
-        return EXECUTES
-    return MEASURES
+    names = argument_names([item])
+    if names & loading or any(name.endswith(_CODE_ENDINGS) for name in names):
+        return True
+    return any(
+        name.endswith(_LOADS_BY_NAME) and "/" in text
+        for key, value in _readings(item)
+        for name, text in _leaves(key, value)
+    )
 
 
 def argument_names(engine_args: Sequence[str]) -> set[str]:
-    """The names in ``key=value`` and ``--key value`` items, with underscores.
+    """The names in ``key=value`` and ``--key value`` items, with underscores, at any depth.
 
-    Dots nest (``compilation_config.mode``): every part counts as a name.
+    Dots nest (``compilation_config.mode``), and so do the objects of a JSON value: every
+    part counts as a name.  An item is read as every engine would, as an assignment and as
+    words of a command line, so that no quoting hides a name.
     """
     names: set[str] = set()
     for item in engine_args:
-        for word in item.split():
-            name = word.partition("=")[0].lstrip("-").replace("-", "_")
-            names.update((name, *name.split(".")))
-    return names
+        for key, value in _readings(item):
+            for name, _ in _leaves(key, value):
+                names.update((name, *name.split(".")))
+    return names - {""}
+
+
+def _readings(item: str) -> list[tuple[str, Any]]:
+    """``(name, value)`` of an item as an assignment, and of the words that it is to a shell."""
+    key, _, text = item.partition("=")
+    found: list[tuple[str, Any]] = [(key, json_or_text(text))]
+    for split in (shlex.split, str.split):
+        try:
+            words = split(item)
+        except ValueError:  # an open quote; the engine refuses it
+            continue
+        last = ""
+        for word in words:
+            name, _, value = word.partition("=")
+            found += [(name, json_or_text(value)), (last, json_or_text(word))]
+            last = name
+    return found
+
+
+def _leaves(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
+    """``(name, text)`` of a value and of all that it holds; what holds a name comes before it.
+
+    A text that is JSON itself is gone through too: engines parse such texts again.  One that
+    only looks like it is given word by word.
+    """
+    own = _plain(name) or inside
+    if isinstance(value, dict):
+        yield own, ""
+        for key, part in value.items():
+            yield _plain(str(key)), ""
+            yield from _leaves(str(key), part, own)
+            if not isinstance(part, (dict, list)):
+                yield own, str(part)
+    elif isinstance(value, list):
+        yield own, ""
+        for part in value:
+            yield from _leaves("", part, own)
+    else:
+        text = str(value)
+        yield own, text
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            try:
+                again = json.loads(value)
+            except (ValueError, RecursionError):
+                yield from ((word, text) for word in re.findall(r"\w+", _plain(value)))
+            else:
+                yield from _leaves(name, again, inside)
+
+
+def _plain(name: str) -> str:
+    """A name with underscores and without dashes before it."""
+    return name.strip().lstrip("-").replace("-", "_")
 
 
 def make_plan(call: Call, arguments: Mapping[str, Any]) -> tuple[Adapter, Plan]:
