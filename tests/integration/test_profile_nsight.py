@@ -7,17 +7,32 @@ ends; Nsight Compute reads the real reports that its package ships.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from fakes.process_trees import (
+    CALLER,
+    SLEEPERS,
+    age,
+    caller_environment,
+    new_tag,
+    sleepers,
+    tagged,
+    tree_command,
+    until,
+)
 from helpers import real_profilers
 from helpers.bench import run_here
 from ikit_mcp.evidence.record import EvidenceRecord
+from ikit_mcp.process.procfs import stat_of
+from ikit_mcp.process.run import Result, run
 from ikit_mcp.registry import OpError
 from ikit_ops.profilers import formats
 from ikit_ops.profilers.limits import Reading
@@ -184,3 +199,73 @@ def test_every_shipped_report_is_read_the_same_by_the_program_and_by_the_package
             assert other[0][key] == row[key]
         for name, value in row["metrics"].items():
             assert other[0]["metrics"][name] == pytest.approx(value, rel=0.01)
+
+
+ENDINGS = ("timeout", "cancel", "leader", "supervisor", "caller TERM", "caller KILL")
+
+
+def nsys_over_a_tree(folder: Path, tag: str) -> list[str]:
+    """The real nsys around the tree that hides its processes in every way."""
+    options = ["--trace=none", "--sample=none", "--cpuctxsw=none", "--output", str(folder / "r")]
+    return ["nsys", "profile", *options, *tree_command(tag, "all")]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_of_the_real_one_or_of_its_target_is_left_however_a_run_ends(
+    tmp_path: Path, ending: str
+) -> None:
+    """Its agent sometimes never starts the target; then it is ended, and tried once more."""
+    before = len(nsys_processes())
+    stood = False
+    for attempt in range(4):
+        tag = new_tag()
+        command = nsys_over_a_tree(tmp_path / str(attempt), tag)
+        (tmp_path / str(attempt)).mkdir()
+        if ending.startswith("caller"):
+            stood = end_the_caller(command, tag, signal.Signals[f"SIG{ending[7:]}"])
+        else:
+            stood = end_the_run(command, tag, ending)
+        assert until(lambda tag=tag: not tagged(tag))  # type: ignore[misc]
+        assert until(lambda: len(nsys_processes()) <= before)
+        if stood:
+            break
+    assert stood
+
+
+def stands(tag: str) -> bool:
+    """Whether the whole tree comes up."""
+    return until(lambda: len(sleepers(tag)) >= SLEEPERS["all"], 25)
+
+
+def end_the_caller(command: list[str], tag: str, number: signal.Signals) -> bool:
+    """Let a process run the command, and end that process; whether the tree had stood."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CALLER, *command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=caller_environment(),
+    ) as caller:  # fmt: skip
+        stood = stands(tag)
+        caller.send_signal(number)
+        assert caller.wait(20) == -number
+    return stood
+
+
+def end_the_run(command: list[str], tag: str, ending: str) -> bool:
+    """Run the command here and end it; whether the tree had stood."""
+    cancel, leaders, done = threading.Event(), list[int](), list[Result]()
+    options: dict[str, Any] = {"env": dict(os.environ), "cancel": cancel, "grace": 5}
+    options |= {"on_start": leaders.append, "timeout": 20 if ending == "timeout" else 120}
+    thread = threading.Thread(target=lambda: done.append(run(command, **options)))
+    thread.start()
+    stood = stands(tag)
+    if not stood or ending == "cancel":
+        cancel.set()
+    elif ending == "leader":
+        os.kill(leaders[0], signal.SIGKILL)
+    elif ending == "supervisor":
+        assert until(lambda: all(age(pid) >= 1 for pid in sleepers(tag)))
+        leader = stat_of(leaders[0])
+        assert leader is not None
+        os.kill(leader.ppid, signal.SIGKILL)
+    thread.join(60)
+    assert done and done[0].survivors == ()
+    return stood and done[0].timed_out == (ending == "timeout")
