@@ -68,18 +68,19 @@ def count(folder: Path) -> tuple[float, int, int, int]:
     return cpu, peak, stored, weights
 
 
-def peer_total(folder: Path) -> int | None:
-    """Stored bytes by hf-mem's own parser, or None where it is not installed."""
+def peer_total(folder: Path) -> tuple[int, float] | None:
+    """Stored bytes by hf-mem's own parser, and its CPU s; None where it is not installed."""
     if importlib.util.find_spec("hf_mem") is None:
         return None
     from hf_mem.safetensors.metadata import parse_safetensors_metadata
 
+    begun = time.process_time()
     raw: dict[str, object] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             raw |= json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     found = parse_safetensors_metadata({"Transformer": raw})
-    return int(found.bytes_count)
+    return int(found.bytes_count), time.process_time() - begun
 
 
 def models(names: list[str], peer: bool) -> None:
@@ -99,7 +100,8 @@ def models(names: list[str], peer: bool) -> None:
                 f"{name:24} {cpu:6.3f} s CPU, {cpu / floor:4.2f} x json.loads, {peak / 1e6:4.0f} MB"
             )
             print(line, "exact" if exact else "WRONG", end="")
-            print(f", hf-mem {peer_total(model)}" if peer else "")
+            other = peer_total(model) if peer else None
+            print(f", hf-mem: {other[0]} B stored, {other[1]:.3f} s CPU" if other else "")
 
 
 def fuzz(times: int) -> None:
