@@ -19,7 +19,7 @@ from typing import Any
 from ikit_mcp.call import Call, one_line
 from ikit_mcp.evidence.record import Device, EvidenceRecord
 from ikit_mcp.registry import EXECUTES, Arg, Varying, operation
-from ikit_ops.engines import adapters, ceiling, planning, report
+from ikit_ops.engines import adapters, again, ceiling, planning, report
 from ikit_ops.engines.adapter import Adapter, Plan
 from ikit_ops.engines.beside import Watch
 from ikit_ops.engines.drive import Outcome, drive
@@ -165,7 +165,7 @@ def _judge(
     checks += [Check("ceiling", "warning", text) for text in (limit.warnings if limit else ())]
     reference = None
     if other is not None:
-        why = _other_prompt(plan, result.prompt, other)
+        why = report.other_question(plan, result, other)
         data = other.get("data") or {}
         reference, check = report.compare_tokens(result, data, other.evidence_id, why)
         checks.append(check)
@@ -196,20 +196,11 @@ def _device(call: Call, plan: Plan, platform: str | None) -> Device | None:
     return Device(name=one_line(device.name), uuid=device.uuid, driver=device.driver)
 
 
-def _other_prompt(plan: Plan, prompt: Any, other: EvidenceRecord) -> str | None:
-    """Why the reference prompt of the other benchmark was not ours, or None."""
-    theirs = other.get("identity", "workload") or {}
-    for key in ("seed", "prompt_len"):
-        if theirs.get(key) != getattr(plan, key):
-            return f"{key} differs"
-    if (prompt or {}).get("vocab_bound") != other.get("data", "prompt", "vocab_bound"):
-        return "the vocabularies differ"
-    return None
-
-
 def _resolved(adapter: Adapter, plan: Plan, measured: Measured) -> dict[str, Any]:
     """What of the request was left open, and what it became."""
-    found: dict[str, Any] = {"engine": adapter.name, "threads": measured.threads or plan.threads}
+    found: dict[str, Any] = {"engine": adapter.name}
+    if not again.names_threads(adapter, plan.engine_args):  # the same, given twice, is refused
+        found["threads"] = measured.threads or plan.threads
     if plan.path is not None:
         found["model"] = str(plan.path)
     if plan.device is not None and plan.device_asked == "auto":
@@ -224,31 +215,23 @@ def _propose(
     call: Call, record: EvidenceRecord, measured: Measured, arguments: Mapping[str, Any]
 ) -> None:
     """The next call: the same without what spoiled it, a ceiling, a profile."""
-    plan = measured.plan
-    if one_line(plan.model) != plan.model:
-        return  # `next` never repeats text that was changed to be shown
-    same: dict[str, Any] = {"model": plan.model, "engine": measured.adapter.name}
-    for name in ("prompt_len", "gen_len", "python", "roofline", "device", "threads"):
-        value = arguments[name]
-        if value is not None and (name not in _DEFAULTS or value != _DEFAULTS[name]):
-            same[name] = value
-    blamed = set(measured.verdict.blamed)
-    if blamed:
-        kept = [a for a in plan.engine_args if not blamed & planning.argument_names([a])]
-        if kept:
-            same["engine_args"] = kept
-        for name in blamed & set(same):
-            del same[name]
-        call.propose("bench", same, f"the same without {', '.join(sorted(blamed))}")
-    elif measured.ceiling is None and measured.adapter.name not in ("openai", "cmd"):
-        context = plan.prompt_len + plan.gen_len // 2
-        call.propose(
-            "roofline",
-            {"model": plan.model, "gpu_bw": "measure", "context": context},
-            "the ceiling at this context; give its id to bench as roofline",
-        )
+    plan, adapter = measured.plan, measured.adapter
+    if not again.is_ours(adapter):
+        return  # nothing about a server or a command can be mended from here
+    same = again.given(call.operation.args, arguments) | {"engine": adapter.name}
+    if measured.verdict.blamed:
+        mended, out = again.without(adapter, same, measured.verdict.blamed)
+        if out and again.is_plain(mended):
+            call.propose("bench", mended, f"the same without {', '.join(sorted(out))}")
+    elif measured.ceiling is None:
+        wanted = {
+            "model": plan.model,
+            "gpu_bw": "measure",
+            "context": plan.prompt_len + plan.gen_len // 2,
+        } | ({} if plan.revision is None else {"revision": plan.revision})
+        if again.is_plain(wanted):
+            call.propose(
+                "roofline", wanted, "the ceiling at this context; give its id to bench as roofline"
+            )
     elif measured.verdict.valid and measured.platform in ("cuda", "rocm"):
         call.propose("profile", {"bench_id": record.evidence_id}, "where the time goes")
-
-
-_DEFAULTS = {"prompt_len": 512, "gen_len": 128, "device": "auto"}

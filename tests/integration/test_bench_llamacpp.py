@@ -279,7 +279,7 @@ def test_what_is_not_ours_to_start_is_not_prepared(tmp_path: Path) -> None:
     ("engine_args", "words"),
     [
         (["--nonsense 5"], "no option --nonsense"),
-        (["--threads many"], "--threads cannot be 'many'"),
+        (["--batch-size many"], "--batch-size cannot be 'many'"),
         (["--cache-type-k q99"], "--cache-type-k cannot be 'q99'"),
         (["--ctx-size"], "--ctx-size needs a value"),
     ],

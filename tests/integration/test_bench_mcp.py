@@ -32,7 +32,8 @@ def test_a_violation_proposes_the_same_call_without_what_is_to_blame(wire: Wire)
     assert "warnings" in reply or reply["gates"]["violations"]
     (proposed,) = (step for step in reply["next"] if step["tool"] == "bench")
     assert "threads" not in proposed["arguments"] and proposed["arguments"]["prompt_len"] == 16
-    again = wire.structured("bench", **proposed["arguments"], rounds=1, warmup=0)
+    assert proposed["arguments"] == {"model": str(shared_gguf()), "engine": "llamacpp", **SMALL}
+    again = wire.structured("bench", **proposed["arguments"])
     assert not any("threads" in line for line in again["gates"]["violations"])
 
 

@@ -207,6 +207,15 @@ def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(call: Call) -> None:
         ({"engine": "vllm", "command": ["x"]}, "command is for engine=cmd"),
         ({"engine": "cmd", "api_key_env": "X"}, "api_key_env is for engine=openai"),
         ({"engine": "vllm", "device": "cuda:77"}, "not here"),
+        ({"url": "http://127.0.0.1:9/v1", "threads": 2}, "threads does not reach"),
+        ({"url": "http://127.0.0.1:9/v1", "python": "/p"}, "no Python of its own"),
+        ({"command": ["x"], "url": "http://127.0.0.1:9/v1"}, "url is for engine=openai"),
+        ({"engine": "llamacpp", "threads": 2, "engine_args": ["-t 3"]}, "given twice"),
+        ({"engine": "llamacpp", "threads": 2, "engine_args": ["threads=3"]}, "given twice"),
+        (
+            {"engine": "cmd", "command": ["x"], "threads": 2, "engine_args": ["threads=3"]},
+            "given twice",
+        ),
         ({"engine": "cmd", "command": ["x"], "python": "/p"}, "no Python of its own"),
         ({"model": str(Path.cwd()), "engine": "vllm", "revision": "main"}, "a local path"),
         ({"engine": "vllm", "python": "no-such-python-here"}, "on PATH"),
@@ -293,7 +302,9 @@ def test_a_base_url_is_taken_apart(url: str, expected: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     "url",
     [None, "", "127.0.0.1:8000", "ftp://x/v1", "http://", "http://u:p@host/v1", "http://h/v1?k=1",
-     "http://h/v1#x", "http://h:99999/v1", "file:///etc/passwd", "http://169.254.169.254/v1"],
+     "http://h/v1#x", "http://h/v 1", "http://h/v1\r\nX: y", "http://h\n/v1", " http://h/v1",
+     "http://h/v\t1", "http://h/\u202e", "http://h/\x00", "http://h:99999/v1",
+     "file:///etc/passwd", "http://169.254.169.254/v1"],
 )  # fmt: skip
 def test_what_is_no_plain_base_url_is_refused(url: str | None) -> None:
     with pytest.raises(OpError):

@@ -136,11 +136,13 @@ def test_only_lines_that_prove_something_are_kept_of_the_log() -> None:
     [
         ([1, 2, 3], [1, 2, 3], True, None, "ok"),
         ([1, 2, 3], [1, 9, 3], False, 1, "warning"),
-        ([1, 2], [1, 2, 3], False, 2, "warning"),
+        ([1, 2], [1, 2, 3], None, None, "unknown"),
+        ([1, 2, 3, 4], [1, 2], None, None, "unknown"),
+        ([1, 9], [1, 2, 3], False, 1, "warning"),
     ],
 )
 def test_the_first_token_that_differs_is_named(
-    mine: list[int], theirs: list[int], same: bool, first: int | None, state: str
+    mine: list[int], theirs: list[int], same: bool | None, first: int | None, state: str
 ) -> None:
     result = WorkerResult(rounds=[], tokens=mine)
     found, check = report.compare_tokens(result, {"tokens": {"ids": theirs}}, "e", None)
@@ -153,6 +155,45 @@ def test_tokens_of_other_prompts_are_not_compared() -> None:
     assert check.state == "unknown" and "seed differs" in check.text
     _, check = report.compare_tokens(result, {}, "e", None)
     assert check.state == "unknown"
+
+
+def question(**identity: Any) -> EvidenceRecord:
+    """A benchmark that was asked what ``plan(GPU)`` asks."""
+    usual: dict[str, Any] = {
+        "model": {"id": "/models/model", "revision": "abc"},
+        "workload": {"seed": 0, "prompt_len": 512},
+    }
+    raw = {"identity": usual | identity, "data": {"prompt": {"vocab_bound": 2048}}}
+    return EvidenceRecord(raw, "e" * 64)
+
+
+@pytest.mark.parametrize(
+    ("other", "flags", "bound", "why"),
+    [
+        (question(), {}, 2048, None),
+        (question(), {"revision": "abc"}, 2048, None),
+        (question(), {"revision": "abd"}, 2048, "the models' revisions differ"),
+        (question(model={"id": "acme/other"}), {}, 2048, "the models differ"),
+        (question(model=None), {}, 2048, "the models differ"),
+        (question(workload={"seed": 1, "prompt_len": 512}), {}, 2048, "seed differs"),
+        (question(workload={"seed": 0, "prompt_len": 16}), {}, 2048, "prompt_len differs"),
+        (question(), {}, 4096, "the vocabularies differ"),
+        (question(), {}, None, "the vocabulary of the prompts was not told"),
+    ],
+)
+def test_answers_are_compared_only_where_the_question_and_the_model_were_the_same(
+    other: EvidenceRecord, flags: dict[str, Any], bound: int | None, why: str | None
+) -> None:
+    result = WorkerResult(tokens=[1], flags=flags, prompt={"vocab_bound": bound})
+    assert report.other_question(plan(GPU), result, other) == why
+
+
+def test_a_models_path_is_shown_as_one_line_and_kept_as_it_is_in_the_plan() -> None:
+    evil = plan(GPU, path=Path("/models/a\nVALID\u202e"), revision="r\n1")
+    shown = report.identity(measured(plan=evil)).model
+    assert shown is not None and shown.id is not None and shown.revision == "r 1"
+    assert "\n" not in shown.id and "\u202e" not in shown.id
+    assert evil.config()["model"] == "/models/a\nVALID\u202e"
 
 
 # --- ceilings -----------------------------------------------------------------------------------

@@ -115,6 +115,12 @@ def address(url: str | None) -> tuple[str, str, int | None, str]:
     """``(scheme, host, port, path)`` of a base URL; the path ends in ``/v1``, or is as given."""
     if not url:
         raise OpError("engine=openai needs url", "for example url=http://127.0.0.1:8000/v1")
+    # urlsplit drops line ends and tabs without a word: what is read is not what was given.
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise OpError(
+            "url holds a space, a control character or a character outside ASCII",
+            "for example http://127.0.0.1:8000/v1",
+        )
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -21,6 +21,7 @@ from ikit_mcp.call import Call, Device, one_line
 from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError
 from ikit_ops.engines import adapter_named, adapters
 from ikit_ops.engines.adapter import Adapter, Plan, json_or_text
+from ikit_ops.engines.again import names_threads
 from ikit_ops.engines.find import is_gguf, is_listed
 
 _SUFFIXES = (".gguf", ".safetensors", ".json")
@@ -139,6 +140,7 @@ def make_plan(call: Call, arguments: Mapping[str, Any]) -> tuple[Adapter, Plan]:
     args["python"] = absolute(args["python"])
     path = existing(args["model"])
     adapter = choose(call, args, path)
+    _refuse_idle(adapter, args)
     if adapter.name == "openai":
         path = None  # the name is the server's, whatever lies here under the same
     if path is not None and args["revision"] is not None:
@@ -232,9 +234,7 @@ def choose(call: Call, args: Mapping[str, Any], path: Path | None) -> Adapter:
     """The engine that was named, or that ``auto`` finds for this model."""
     engine = args["engine"]
     if engine != "auto":
-        adapter = adapter_named(engine)
-        _refuse_idle(adapter, args)
-        return adapter
+        return adapter_named(engine)
     if args["command"]:
         return adapter_named("cmd")
     if args["url"]:
@@ -265,6 +265,12 @@ def _refuse_idle(adapter: Adapter, args: Mapping[str, Any]) -> None:
             )
     if args["python"] and adapter.name in _THREADLESS:
         raise OpError(f"engine={adapter.name} runs no Python of its own", "leave python out")
+    if args["threads"] is None:
+        return
+    if adapter.name == "openai":
+        raise OpError("threads does not reach a server that runs", "leave threads out")
+    if names_threads(adapter, args["engine_args"] or ()):
+        raise OpError("threads is given twice: also in engine_args", "give it once")
 
 
 def _probe(args: Mapping[str, Any]) -> Plan:

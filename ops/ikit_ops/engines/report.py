@@ -13,9 +13,9 @@ from typing import Any
 
 from ikit_mcp.call import one_line
 from ikit_mcp.evidence import record as evidence
-from ikit_mcp.evidence.record import Draft, Identity, Metric, metric
+from ikit_mcp.evidence.record import Draft, EvidenceRecord, Identity, Metric, metric
 from ikit_ops.engines.adapter import Adapter, Found, Plan
-from ikit_ops.engines.ceiling import Ceiling
+from ikit_ops.engines.ceiling import Ceiling, same_model
 from ikit_ops.engines.drive import Outcome, is_configuration
 from ikit_ops.engines.gates import Check, Verdict
 from ikit_ops.engines.result import MAX_TOKENS, Round, WorkerResult, median, tokens_digest
@@ -216,10 +216,11 @@ def identity(measured: Measured) -> Identity:
     }
     dtype = flags.get("dtype") or flags.get("model_ftype") or flags.get("model_type")
     quant = flags.get("quantization")
+    revision = plan.revision or flags.get("revision")
     return Identity(
         model=evidence.Model(
-            id=plan.model if plan.path is None else str(plan.path),
-            revision=plan.revision or flags.get("revision"),
+            id=one_line(plan.model if plan.path is None else str(plan.path)),
+            revision=None if revision is None else one_line(str(revision)),
             dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             quant=None if quant is None else str(quant),
         ),
@@ -300,29 +301,61 @@ def short(number: float) -> str:
 # --- the reference ------------------------------------------------------------------------
 
 
+def other_question(plan: Plan, result: WorkerResult, other: EvidenceRecord) -> str | None:
+    """Why the other benchmark was not asked the same of the same model, or None.
+
+    Other weights give other answers, and nobody is to blame for it.
+    """
+    theirs = other.get("identity", "model") or {}
+    mine = one_line(plan.model if plan.path is None else str(plan.path))
+    if not same_model(str(theirs.get("id")), mine):
+        return "the models differ"
+    revision = plan.revision or (result.flags or {}).get("revision")
+    if revision and theirs.get("revision") and revision != theirs["revision"]:
+        return "the models' revisions differ"
+    workload = other.get("identity", "workload") or {}
+    for key in ("seed", "prompt_len"):
+        if workload.get(key) != getattr(plan, key):
+            return f"{key} differs"
+    bound = (result.prompt or {}).get("vocab_bound")
+    if bound is None:
+        return "the vocabulary of the prompts was not told"
+    if bound != other.get("data", "prompt", "vocab_bound"):
+        return "the vocabularies differ"
+    return None
+
+
 def compare_tokens(
     mine: WorkerResult, other: Mapping[str, Any], evidence_id: str, same_prompt: str | None
 ) -> tuple[dict[str, Any], Check]:
     """Whether the reference prompt got the same answer as in another benchmark.
 
-    ``same_prompt`` says why the prompts cannot be the same, None when they are.
+    ``same_prompt`` says why the prompts cannot be the same, None when they are.  Of answers of
+    different length the common beginning is compared: what only one of them has differs from
+    nothing.
     """
     name = "reference"
     found: dict[str, Any] = {"evidence_id": evidence_id, "first_difference": None, "same": None}
     ids = (other.get("tokens") or {}).get("ids")
-    if same_prompt is not None or not ids or mine.tokens is None:
+    if same_prompt is not None or not ids or not mine.tokens:
         why = same_prompt or "one of the two kept no tokens"
         return found, Check(name, "unknown", f"tokens were not compared: {why}")
     here = mine.tokens[:MAX_TOKENS]
+    common = min(len(here), len(ids))
     pairs = zip(here, ids, strict=False)
     first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-    if first is None and len(here) != len(ids):
-        first = min(len(here), len(ids))
-    found |= {"first_difference": first, "same": first is None, "compared": len(ids)}
-    if first is None:
-        return found, Check(name, "ok")
-    text = (
-        f"the reference prompt got another answer from token {first} of {len(ids)} on: rounding "
-        "alone can do that, so can a wrong computation"
-    )
-    return found, Check(name, "warning", text)
+    found |= {"first_difference": first, "compared": common}
+    if first is not None:
+        found["same"] = False
+        text = (
+            f"the reference prompt got another answer from token {first} of {common} on: rounding "
+            "alone can do that, so can a wrong computation"
+        )
+        return found, Check(name, "warning", text)
+    if len(here) != len(ids):
+        text = (
+            f"the first {common} tokens are the same; the rest were not compared: the answers are "
+            f"of {len(here)} and {len(ids)} tokens"
+        )
+        return found, Check(name, "unknown", text)
+    return found | {"same": True}, Check(name, "ok")
