@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from helpers.evidence import save
 from helpers.records import make_provenance
 from helpers.schema_lint import lint
-from ikit_mcp import registry
+from ikit_mcp import jobs, registry
 from ikit_mcp.call import Call, Settings, Shown
 from ikit_mcp.evidence.record import Draft, EvidenceRecord, assemble, metric
 from ikit_mcp.registry import EXECUTES, READS, Arg, Effects, operation
@@ -155,6 +156,38 @@ def test_a_short_call_sends_what_a_terminal_would_obey_as_its_escape(tmp_path: P
             await client.call_tool("no_such_tool", {})
 
     with_client(tmp_path, walk, extra=extra)
+
+
+@operation("memory_quiet", ("memory-quiet",), "Says nothing until it is let go, for a test.", [],
+           effects=READS)  # fmt: skip
+def memory_quiet(call: Call) -> dict[str, Any]:
+    """Whether it was let go."""
+    return {"let_go": LET_GO.wait(30)}
+
+
+LET_GO = threading.Event()
+
+
+def test_a_short_call_that_says_nothing_is_kept_alive_by_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT_SECONDS", 0.05)
+    LET_GO.clear()
+
+    async def walk(client: Client) -> None:
+        told: list[str] = []
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            """Let the operation go once it was told of twice."""
+            told.append(message or "")
+            if len(told) == 2:
+                LET_GO.set()
+
+        result = await client.call_tool("memory_quiet", {}, progress_callback=note)
+        assert result.structured_content == {"let_go": True}
+        assert told[:2] == ["memory_quiet (still running)"] * 2
+
+    with_client(tmp_path, walk, extra=[registry._declared[memory_quiet]])
 
 
 def test_resources_are_paged_read_completed_and_refused(tmp_path: Path) -> None:
