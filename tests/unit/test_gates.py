@@ -206,7 +206,18 @@ OWN: list[tuple[str, Device, str, Any, set[tuple[str, str]]]] = [
     ("vllm", GPU, "dead variable", lambda s: replace(s, environment=["VLLM_ATTENTION_BACKEND"]),
      {("environment", "warning")}),
     ("vllm", GPU, "asked and not done", lambda s: asked(
-        flags(s, async_scheduling=False), async_scheduling=True), {("requested_flags", "warning")}),
+        flags(s, async_scheduling=False), async_scheduling=True),
+     {("requested_flags", "violation")}),
+    ("vllm", GPU, "another number format than asked", lambda s: asked(
+        flags(s, dtype="bfloat16"), dtype="half"), {("requested_flags", "violation")}),
+    ("vllm", GPU, "the number format by another name", lambda s: asked(
+        flags(s, dtype="torch.bfloat16", kv_cache_dtype="fp8_e4m3"), dtype="bf16",
+        kv_cache_dtype="fp8"), set()),
+    ("vllm", GPU, "fewer devices than asked", lambda s: asked(
+        flags(s, tensor_parallel_size=1), tensor_parallel_size=2),
+     {("requested_flags", "violation")}),
+    ("vllm", GPU, "a size that was rounded", lambda s: asked(
+        flags(s, max_model_len=1024), max_model_len=1000), {("requested_flags", "warning")}),
     ("vllm", CPU, "eager", lambda s: flags(s, enforce_eager=True), {("compilation", "violation")}),
     ("vllm", CPU, "compilation untold", lambda s: flags(
         s, enforce_eager=..., compilation_mode=...), {("compilation", "unknown")}),

@@ -215,10 +215,20 @@ def speculative(seen: Seen) -> list[Check]:
 
 
 _NO_WISH = ("auto", "none", "")
+_DECIDES = (
+    "dtype", "quantization", "cache_type", "_backend", "_parallel_size", "tp_size",
+    "attn_implementation",
+)  # fmt: skip
+"""How names end or begin whose value decides what is computed, and where."""
 
 
 def requested_flags(seen: Seen) -> list[Check]:
-    """What was asked for, and is not what ran."""
+    """What was asked for, and is not what ran.
+
+    A switch, a number format, a kernel or a split over devices that did not take effect makes
+    the number that of another configuration.  Sizes are rounded, and names are written in
+    several ways: those are told.
+    """
     asked = {**seen.requested, **(seen.result.requested_flags or {})}
     found = []
     for key, wanted in asked.items():
@@ -230,15 +240,24 @@ def requested_flags(seen: Seen) -> list[Check]:
         ):
             continue
         if not same_setting(wanted, got):
-            found.append(
-                Check(
-                    "requested_flags",
-                    "warning",
-                    f"{key} was requested as {one_line(str(wanted), 60)}, "
-                    f"the engine ran {one_line(str(got), 60)}",
-                )
+            text = (
+                f"{key} was requested as {one_line(str(wanted), 60)}, "
+                f"the engine ran {one_line(str(got), 60)}"
             )
+            switch = isinstance(wanted, bool) and isinstance(got, bool)
+            if switch or key.endswith(_DECIDES) or key.startswith(_DECIDES):
+                text += ": the number is not of the configuration that was asked for"
+                found.append(Check("requested_flags", "violation", text, argument=key))
+            else:
+                found.append(Check("requested_flags", "warning", text))
     return found or ([Check("requested_flags", "ok")] if asked and seen.flags else [])
+
+
+_FORMATS = {
+    "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
+    "float": "float32", "fp32": "float32", "f32": "float32", "fp8": "fp8_e4m3",
+}  # fmt: skip
+"""Other names of number formats."""
 
 
 def same_setting(wanted: Any, got: Any) -> bool:
@@ -252,7 +271,7 @@ def same_setting(wanted: Any, got: Any) -> bool:
         text = str(value).strip().lower()
         for prefix in ("torch.", "cudagraphmode.", "attentionbackendenum."):
             text = text.removeprefix(prefix)
-        text = {"half": "float16", "bf16": "bfloat16", "fp16": "float16"}.get(text, text)
+        text = _FORMATS.get(text, text)
         return {"on": "true", "off": "false", "yes": "true", "no": "false"}.get(text, text)
 
     if plain(wanted) == plain(got):
