@@ -12,7 +12,7 @@ import pytest
 from helpers.bench import CPU, DATA, GPU, healthy, judged, plan, rounds
 from helpers.tiny_models import TINY, shared_gguf
 from ikit_ops.engines import adapter_named, sglang, vllm
-from ikit_ops.engines.drive import MAX_LOG_LINE, is_configuration, last_lines, read_log
+from ikit_ops.engines.drive import MAX_LOG_LINE, first_error, is_configuration, last_lines, read_log
 from ikit_ops.engines.result import WorkerResult
 
 PREFIX = "(EngineCore pid=7) INFO 11-30 20:29:59 [cuda.py:507] "
@@ -125,6 +125,16 @@ def test_lines_that_print_a_whole_configuration_are_never_shown() -> None:
     shown = "\n".join(last_lines(log, 1000))
     assert key[1] not in shown and "server_args" not in shown
     assert "Decode batch" in shown
+
+
+def test_the_cause_far_above_the_last_lines_is_told_once() -> None:
+    cause = "(EngineCore pid=7) ERROR [core.py:99] ValueError: No available memory for the cache"
+    log = ["INFO loading", cause, *["  frame"] * 40, "RuntimeError: initialization failed."]
+    told = first_error(log, ["RuntimeError: initialization failed.", *last_lines(log)])
+    assert told == "ValueError: No available memory for the cache"
+    assert first_error(log, [cause]) is None
+    assert first_error(["INFO all is well: no Error here"], []) is None
+    assert first_error(["server_args={'api_key': 'x'} ValueError: shown"], []) is None
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ LOOK_SECONDS = 0.1
 PHASES = ("start", "import", "load", "warm-up", "round", "two-call check", "reference", "flags",
           "shutdown")  # fmt: skip
 _CONFIGURATION_LINE = re.compile(r"server_args=|ServerArgs\(|non-default args|hf_token|api_key")
+_EXCEPTION = re.compile(r"(?:^|[\s.])[A-Z]\w{1,60}(?:Error|Exception): \S.{0,400}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 
 
@@ -234,12 +235,14 @@ def _failure(adapter: Adapter, phase: str, reason: str, lines: list[str]) -> OpE
     """The error of a run without a usable result: phase, reason, last lines."""
     what = f"{adapter.title or adapter.name} failed in phase {one_line(phase, 40)}: {reason}"
     shown = last_lines(lines)
+    if cause := first_error(lines, [reason, *shown]):
+        what += f"\nfirst error: {cause}"
     if shown:
         what += "\nlast lines:\n" + "\n".join(f"  {line}" for line in shown)
     hint = adapter.hints.get(phase) or {
         "import": "check that the engine's Python can import it",
         "start": "check the engine's Python, or the program",
-        "load": "check the model's path and engine_args; a smaller max_model_len needs less memory",
+        "load": "check the model's path and engine_args; a shorter context needs less memory",
         "command": "the command must write its result to $IKIT_RESULT_PATH, or print it after "
         "'IKIT_RESULT '",
     }.get(phase, "see the last lines; a longer timeout, or other engine_args, may help")
@@ -256,6 +259,20 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> list[str]:
         if len(kept) == count:
             break
     return kept[::-1]
+
+
+def first_error(lines: list[str], told: list[str]) -> str | None:
+    """The first exception in a log, unless it was told already; None when there is none.
+
+    Of several processes the parent's words come last ("see root cause above"), and the
+    cause is far above them.
+    """
+    for line in lines:
+        match = _EXCEPTION.search(line[:MAX_LOG_LINE])
+        if match and not is_configuration(line):
+            text = one_line(match[0].strip(), 300)
+            return None if any(text[:120] in other for other in told) else text
+    return None
 
 
 def is_configuration(line: str) -> bool:
