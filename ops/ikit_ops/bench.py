@@ -223,15 +223,22 @@ def _propose(
         mended, out = again.without(adapter, same, measured.verdict.blamed)
         if out and again.is_plain(mended):
             call.propose("bench", mended, f"the same without {', '.join(sorted(out))}")
-    elif measured.ceiling is None:
+    elif measured.ceiling is None or _above(measured):
         wanted = {
             "model": plan.model,
             "gpu_bw": "measure",
             "context": plan.prompt_len + plan.gen_len // 2,
         } | ({} if plan.revision is None else {"revision": plan.revision})
         if again.is_plain(wanted):
-            call.propose(
-                "roofline", wanted, "the ceiling at this context; give its id to bench as roofline"
-            )
+            why = "the ceiling at this context; give its id to bench as roofline"
+            if measured.ceiling is not None:
+                why = "the ceiling again, its bandwidth measured close to the benchmark"
+            call.propose("roofline", wanted, why)
     elif measured.verdict.valid and measured.platform in ("cuda", "rocm"):
         call.propose("profile", {"bench_id": record.evidence_id}, "where the time goes")
+
+
+def _above(measured: Measured) -> bool:
+    """Whether the rate was above the ceiling, and so the ceiling is what to look at."""
+    texts = [*measured.verdict.gates.violations, *measured.verdict.unknown]
+    return measured.verdict.valid is not True and any("above the ceiling" in t for t in texts)

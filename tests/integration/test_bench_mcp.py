@@ -46,6 +46,16 @@ def test_the_reply_is_short_and_the_record_has_the_rest(wire: Wire) -> None:
     assert shown["total"] == 2 and shown["items"][0]["gen_tokens"] == 8
 
 
+def test_a_rate_above_its_ceiling_proposes_to_measure_the_ceiling_again(wire: Wire) -> None:
+    model = str(shared_gguf())
+    low = wire.structured("roofline", model=model, gpu_bw="0.01", context=20)
+    reply = wire.structured("bench", model=model, threads=1, roofline=low["evidence_id"], **SMALL)
+    assert reply["valid"] is False
+    (proposed,) = reply["next"]
+    assert proposed["tool"] == "roofline" and "again" in proposed["why"]
+    assert proposed["arguments"] == {"model": model, "gpu_bw": "measure", "context": 20}
+
+
 def test_an_engine_that_is_not_here_is_an_error_with_a_next_step(
     wire: Wire, tmp_path: Path
 ) -> None:
