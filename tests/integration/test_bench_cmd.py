@@ -119,6 +119,7 @@ def test_a_command_that_reports_no_flags_is_not_established(tmp_path: Path) -> N
     record = bench(tmp_path, "no-flags")
     assert record.valid is None
     assert record.summary.startswith("NOT ESTABLISHED (configuration")
+    assert any("the command's own word" in line for line in record.get("limitations"))
 
 
 def test_flags_of_an_engine_known_by_name_are_judged_by_its_rules(tmp_path: Path) -> None:

@@ -247,6 +247,8 @@ def limitations(measured: Measured) -> list[str]:
     ]
     if measured.adapter.name == "openai":
         lines.append("stamps are the client's: network and HTTP are in them")
+    if measured.adapter.name == "cmd":
+        lines.append("times, counts and flags are the command's own word: no clock was checked")
     if measured.platform == "cpu":
         lines.append("peak_device_memory_bytes is the resident memory of the largest process")
     if measured.ceiling is not None:
