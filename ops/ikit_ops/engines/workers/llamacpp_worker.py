@@ -7,16 +7,23 @@ The server's own ``predicted_ms`` covers the n - 1 steps after the first token; 
 beside our stamps, and a request of one token has none.
 
 ``llama-bench`` measures without sampling and without a server; its samples become rounds.
+Its JSON repeats what was asked for, so it runs with ``-v``: what it did is in its log.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 -- run by path
@@ -24,6 +31,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, 
 import ikit_harness as harness
 
 READY_SECONDS = 0.02
+DYING_SECONDS = 1.0
+"""How long after its last word a server may take to be dead."""
 
 
 class LlamaServer(harness.Engine):
@@ -52,6 +61,9 @@ class LlamaServer(harness.Engine):
         props = self.connection.get("/props")
         if props is None:
             raise harness.Stopped("llama-server does not answer /props")
+        if props.get("model_path") not in (None, self.config["model"]):
+            # The port was free when it was chosen; somebody else may have been quicker.
+            raise harness.Stopped("another server answers at the port that was free a moment ago")
         self.props: dict[str, Any] = props
 
     def _start_embedded(self) -> None:
@@ -75,10 +87,10 @@ class LlamaServer(harness.Engine):
         self._connect("127.0.0.1", port)
         while True:
             health = self.connection.get("/health")
+            if self.child.poll() is not None:
+                raise harness.Stopped(f"llama-server {how_it_ended(self.child.returncode)}")
             if health is not None and health.get("status") == "ok":
                 return
-            if self.child.poll() is not None:
-                raise harness.Stopped(f"llama-server ended with status {self.child.returncode}")
             time.sleep(READY_SECONDS)
 
     def _connect(self, host: str, port: int) -> None:
@@ -87,6 +99,22 @@ class LlamaServer(harness.Engine):
     def vocabulary(self) -> int:
         """The length of the model's token list."""
         return int(self.config["vocabulary"])
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Say that the server died, where that is why its answer is none."""
+        try:
+            yield
+        except harness.Refused:
+            raise
+        except (OSError, ValueError, http.client.HTTPException, harness.Stopped):
+            try:
+                status = self.child.wait(DYING_SECONDS) if self.child is not None else None
+            except subprocess.TimeoutExpired:
+                status = None
+            if status is None:
+                raise
+            raise harness.Stopped(f"llama-server {how_it_ended(status)}") from None
 
     def _body(self, ids: list[int], count: int, stream: bool) -> dict[str, Any]:
         return {
@@ -98,10 +126,11 @@ class LlamaServer(harness.Engine):
     def generate(self, ids: list[int], count: int) -> harness.Generation:
         """One streamed /completion."""
         body = self._body(ids, count, stream=True)
-        start, lines, end = self.connection.post("/completion", body)
-        chunks = harness.parsed(lines)
-        if not chunks or not chunks[-1][1].get("stop"):
-            raise harness.Stopped("llama-server ended its answer without a last chunk")
+        with self._alive():
+            start, lines, end = self.connection.post("/completion", body)
+            chunks = harness.parsed(lines)
+            if not chunks or not chunks[-1][1].get("stop"):
+                raise harness.Stopped("llama-server ended its answer without a last chunk")
         last = chunks[-1][1]
         made = last.get("tokens_predicted")
         first, final = token_stamps(chunks, made or 0)
@@ -121,7 +150,8 @@ class LlamaServer(harness.Engine):
 
     def reference(self, ids: list[int], count: int) -> list[int]:
         """All tokens, in one piece: a stream leaves out those that end amid a character."""
-        answer = self.connection.ask("/completion", self._body(ids, count, stream=False))
+        with self._alive():
+            answer = self.connection.ask("/completion", self._body(ids, count, stream=False))
         return [int(token) for token in answer["tokens"]]
 
     def describe(self) -> dict[str, Any]:
@@ -198,6 +228,13 @@ def device_row(device: dict[str, Any]) -> dict[str, Any]:
     """A device as xllamacpp names it."""
     kind = str(getattr(device.get("type"), "name", device.get("type")))
     return {"name": device.get("name"), "type": kind.rpartition("_")[2].lower()}
+
+
+def how_it_ended(status: int) -> str:
+    """The end of a child, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"
 
 
 def free_port() -> int:
@@ -289,63 +326,48 @@ def converted(name: str, text: str, kind: Any, module: Any) -> Any:
 
 
 class LlamaBench:
-    """Runs llama-bench for the prompt, and for the tokens behind it, and converts its JSON."""
+    """Runs llama-bench for the prompt, and for the tokens behind it, and converts its JSON.
+
+    It warms up with one token, so that repetitions of the very shape are added and left out.
+    """
 
     timing = (
         "llama-bench: decode = n / t of feeding random tokens one by one behind the prompt "
         "(-d prompt_len), without sampling; ttft = t of the prompt alone"
     )
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
+    def __init__(self, session: BenchSession) -> None:
+        self.config = session.config
+        self.session = session
+        self.repetitions = self.config["warmup"] + self.config["rounds"]
+        self.done = 0
+        self.starts: list[float] = []
 
     def run(self) -> dict[str, Any]:
         """The result of both tests."""
-        prompt, count = self.config["prompt_len"], self.config["gen_len"]
+        prompt, count, warm = (self.config[key] for key in ("prompt_len", "gen_len", "warmup"))
         first = self._test(["-p", str(prompt), "-n", "0"])
         second = self._test(["-p", "0", "-n", str(count), "-d", str(prompt)])
-        pairs = zip(first["samples_ns"], second["samples_ns"], strict=False)
-        rows = [
-            {"index": index + self.config["round_offset"], "t_start": None, "t_end": None,
-             "ttft_ms": ttft / 1e6, "total_ms": (ttft + decode) / 1e6,
-             "decode_ms": decode / 1e6 * (count - 1) / count, "engine_decode_ms": None,
-             "gen_tokens": count, "prompt_tokens": prompt, "cached_tokens": 0,
-             "finish_reason": "length", "speculative_tokens": 0}
-            for index, (ttft, decode) in enumerate(pairs)
-        ]  # fmt: skip
-        keep = [
-            "build_commit",
-            "build_number",
-            "cpu_info",
-            "gpu_info",
-            "backends",
-            "model_type",
-            "n_batch",
-            "n_ubatch",
-            "n_threads",
-            "type_k",
-            "type_v",
-            "n_gpu_layers",
-            "n_cpu_moe",
-            "split_mode",
-            "main_gpu",
-            "no_kv_offload",
-            "flash_attn",
-            "devices",
-            "tensor_split",
-            "tensor_buft_overrides",
-            "load_mode",
-            "no_op_offload",
-            "no_host",
-            "repack",
-            "n_depth",
-        ]
+        starts = self.starts if len(self.starts) == self.repetitions else []
+        rows = []
+        for index, (ttft, decode) in enumerate(
+            zip(first["samples_ns"][warm:], second["samples_ns"][warm:], strict=False)
+        ):
+            start = starts[warm + index] if starts else None
+            rows.append({
+                "index": index + self.config["round_offset"], "t_start": start,
+                "t_end": None if start is None else start + decode / 1e9,
+                "ttft_ms": ttft / 1e6, "total_ms": (ttft + decode) / 1e6,
+                "decode_ms": decode / 1e6 * (count - 1) / count, "engine_decode_ms": None,
+                "gen_tokens": count, "prompt_tokens": prompt, "cached_tokens": 0,
+                "finish_reason": "length", "speculative_tokens": 0,
+            })  # fmt: skip
         return {
             "format": harness.RESULT_FORMAT,
             "version": self.config.get("version"),
             "platform": None,
-            "flags": {key: second.get(key) for key in keep if key in second},
-            "flags_source": "llama-bench JSON (n_gpu_layers and flash_attn as requested)",
+            "flags": {key: second[key] for key in BENCH_FLAGS if key in second},
+            "flags_source": "llama-bench JSON (what was asked for) and log (what it did)",
             "devices": None,
             "rounds": rows,
             "failed_rounds": [],
@@ -354,21 +376,55 @@ class LlamaBench:
             "load_s": None,
             "timing": {"definition": self.timing},
             "prompt": {"rule": "llama-bench's own random tokens", "vocab_bound": None},
+            "notes": ["llama-bench feeds random tokens: it samples nothing, not even greedily"],
         }
 
     def _test(self, options: list[str]) -> dict[str, Any]:
-        argv = [self.config["program"], "-m", self.config["model"], "-o", "json",
-                "-r", str(self.config["rounds"]), *options, *self.config["options"]]  # fmt: skip
-        done = subprocess.run(  # noqa: S603 -- the program was found, not given
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
-        )
-        if done.returncode != 0:
-            raise harness.Stopped(f"llama-bench ended with status {done.returncode}")
+        """The one row of a test."""
+        argv = [self.config["program"], "-m", self.config["model"], "-o", "json", "-v",
+                "--progress", "-r", str(self.repetitions), *options,
+                *self.config["options"]]  # fmt: skip
+        with tempfile.TemporaryFile() as output:
+            with subprocess.Popen(  # noqa: S603 -- the program was found, not given
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE
+            ) as child:
+                for line in child.stderr or ():
+                    self._heard(line)
+            if child.returncode != 0:
+                raise harness.Stopped(f"llama-bench {how_it_ended(child.returncode)}")
+            output.seek(0)
+            text = output.read(harness.MAX_ANSWER)
         try:
-            rows: list[dict[str, Any]] = json.loads(done.stdout)
-            return next(r for r in rows if r["n_prompt"] == int(options[1]) and r["samples_ns"])
-        except (ValueError, KeyError, StopIteration, TypeError):
-            raise harness.Stopped("llama-bench printed no result of the test asked for") from None
+            rows = [row for row in json.loads(text) if row["samples_ns"]]
+        except (ValueError, KeyError, TypeError):
+            rows = []
+        if len(rows) != 1:
+            raise harness.Stopped(f"llama-bench printed results of {len(rows)} tests, not of one")
+        return dict(rows[0])
+
+    def _heard(self, line: bytes) -> None:
+        """Give a line of its log on; the beginning of a repetition is progress."""
+        now = time.time()
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        match = RUN.match(line)
+        if match is None:
+            return
+        if match[1] == b"generation":
+            self.starts.append(now)
+        # Half of a round is its prompt, and half its tokens.
+        rounds = self.config["rounds"]
+        self.session.enter("round", self.done * rounds // (2 * self.repetitions), rounds)
+        self.done += 1
+
+
+RUN = re.compile(rb"llama-bench: benchmark \d+/\d+: (prompt|generation) run \d+/\d+\s*$")
+BENCH_FLAGS = (
+    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_type", "n_batch",
+    "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode",
+    "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
+    "tensor_buft_overrides", "load_mode", "no_op_offload", "no_host", "repack", "n_depth",
+)  # fmt: skip
 
 
 class BenchSession(harness.Session):
@@ -376,8 +432,8 @@ class BenchSession(harness.Session):
 
     def run(self) -> None:
         """Run it, write what it says."""
-        self.enter("round")
-        harness.write_json(self.config["result_path"], LlamaBench(self.config).run())
+        self.enter("load")
+        harness.write_json(self.config["result_path"], LlamaBench(self).run())
 
 
 def main() -> None:
