@@ -22,17 +22,37 @@ Shape = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Tally:
-    """Calls, and their summed, shortest and longest time in ns (None: not said)."""
+    """Calls, and their summed, shortest and longest time in ns.
+
+    ``untimed`` of the calls have no time: ``total_ns`` is the sum of the others, and says
+    nothing where there are none.  ``bytes`` is None until one size is known; ``unsized`` calls
+    have none.
+    """
 
     calls: int = 0
     total_ns: int = 0
     min_ns: int | None = None
     max_ns: int | None = None
     bytes: int | None = None
+    untimed: int = 0
+    unsized: int = 0
 
-    def add(self, duration: int) -> None:
-        """Count one call."""
+    @property
+    def timed(self) -> int:
+        """The calls whose time is known."""
+        return self.calls - self.untimed
+
+    @property
+    def known_ns(self) -> int | None:
+        """The time of the timed calls; None where calls were made and none was timed."""
+        return None if self.untimed and not self.timed else self.total_ns
+
+    def add(self, duration: int | None) -> None:
+        """Count one call; None is a call whose time is not known."""
         self.calls += 1
+        if duration is None:
+            self.untimed += 1
+            return
         self.total_ns += duration
         if self.min_ns is None or duration < self.min_ns:
             self.min_ns = duration
@@ -43,24 +63,42 @@ class Tally:
         """Count many calls; the list must not be empty."""
         self.merge(len(durations), sum(durations), min(durations), max(durations))
 
-    def merge(self, calls: int, total: int, low: int | None, high: int | None) -> None:
-        """Count calls that were added up before."""
+    def add_bytes(self, size: int | None) -> None:
+        """Add the size of one call; None is a size that is not known."""
+        if size is None:
+            self.unsized += 1
+        else:
+            self.bytes = (self.bytes or 0) + size
+
+    def merge(self, calls: int, total: int | None, low: int | None, high: int | None) -> None:
+        """Count calls that were added up before; None is a total that is not known."""
         self.calls += calls
-        self.total_ns += total
+        self.untimed += calls if total is None else 0
+        self.total_ns += total or 0
         lows = [x for x in (self.min_ns, low) if x is not None]
         highs = [x for x in (self.max_ns, high) if x is not None]
         self.min_ns, self.max_ns = min(lows, default=None), max(highs, default=None)
 
+    def join(self, other: Tally) -> None:
+        """Count all that another tally counted."""
+        self.merge(other.calls, other.total_ns, other.min_ns, other.max_ns)
+        self.untimed += other.untimed
+        self.unsized += other.unsized
+        if other.bytes is not None:
+            self.bytes = (self.bytes or 0) + other.bytes
+
     def row(self) -> dict[str, Any]:
-        """The fields as records hold them."""
-        mean = self.total_ns / self.calls if self.calls else None
-        return {
+        """The fields as records hold them; ``timed_calls`` where it is not all of them."""
+        row = {
             "calls": self.calls,
-            "total_ns": self.total_ns,
-            "mean_ns": mean,
+            "total_ns": self.known_ns,
+            "mean_ns": self.total_ns / self.timed if self.timed else None,
             "min_ns": self.min_ns,
             "max_ns": self.max_ns,
         }
+        if self.untimed:
+            row["timed_calls"] = self.timed
+        return row
 
 
 @dataclass(frozen=True)
@@ -86,7 +124,7 @@ class Kernel:
         """The category by the rules of ``categories``."""
         return category_of(self.key.name)
 
-    def row(self, whole: int) -> dict[str, Any]:
+    def row(self, whole: int | None) -> dict[str, Any]:
         """The row as records hold it; ``whole`` is the time of all kernels together."""
         key = self.key
         row: dict[str, Any] = {
@@ -94,7 +132,7 @@ class Kernel:
             "short_name": shown_name(short_name_of(key.name, key.short)),
             "category": self.category,
             **self.tally.row(),
-            "share": self.tally.total_ns / whole if whole else None,
+            "share": self.tally.total_ns / whole if whole and self.tally.timed else None,
             "grid": None if key.grid is None else list(key.grid),
             "block": None if key.block is None else list(key.block),
         }
@@ -185,9 +223,9 @@ class Capture:
     limitations: list[str] = field(default_factory=list)
 
     @property
-    def kernel_ns(self) -> int:
-        """The time of all kernels together."""
-        return sum(k.tally.total_ns for k in self.kernels or ())
+    def kernel_ns(self) -> int | None:
+        """The time of all timed kernels together; None where there are kernels, and no times."""
+        return known_total(kernel.tally for kernel in self.kernels or ())
 
     @property
     def busy_share(self) -> float | None:
@@ -205,6 +243,14 @@ class Capture:
         return [kernel.row(whole) for kernel in ordered]
 
 
+def known_total(tallies: Iterable[Tally]) -> int | None:
+    """The sum of what was timed; None where there are calls and none of them was timed."""
+    whole = Tally()
+    for tally in tallies:
+        whole.join(tally)
+    return whole.known_ns
+
+
 def tally_rows(tallies: Mapping[str, Tally] | None, limit: int) -> list[dict[str, Any]] | None:
     """Named tallies as rows, most time first; None stays None."""
     if tallies is None:
@@ -213,7 +259,7 @@ def tally_rows(tallies: Mapping[str, Tally] | None, limit: int) -> list[dict[str
     rows = []
     for name, tally in ordered[:limit]:
         row = {"name": shown_name(name), **tally.row()}
-        if tally.bytes is not None:
+        if tally.bytes is not None or tally.unsized:
             row["bytes"] = tally.bytes
         rows.append(row)
     return rows

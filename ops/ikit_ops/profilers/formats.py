@@ -7,12 +7,14 @@ known by their first bytes, and converted by the tool where it is here.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 
 from ikit_mcp.registry import OpError
 from ikit_ops.profilers import (
     chrome_trace,
     ncu_csv,
+    nsys_reports,
     nsys_sqlite,
     nsys_stats,
     perf_output,
@@ -24,7 +26,7 @@ from ikit_ops.profilers.capture import Capture
 from ikit_ops.profilers.limits import MAX_STRING, Reading, head_of
 from ikit_ops.profilers.names import NCU_REPORT, NSYS_JSON, NSYS_REPORT, PERF_DATA
 from ikit_ops.profilers.sqlite_input import MAGIC, opened
-from ikit_ops.profilers.tables import header_of
+from ikit_ops.profilers.tables import Line, header_of
 
 SQLITE = "sqlite"
 READERS: dict[str, Callable[[Reading], Capture]] = {
@@ -40,6 +42,9 @@ READERS: dict[str, Callable[[Reading], Capture]] = {
 _BINARY = ((MAGIC, SQLITE), (b"NVIDIA Tegra Profiler Report", NSYS_REPORT), (b"NVR\0", NCU_REPORT),
            (b"PERFILE2", PERF_DATA))  # fmt: skip
 _HEAD_LINES = 400
+# The keys of a list of sums: "Time(%)" before 2022, and only a total where it is of sizes.
+_SUMS = re.compile(r'"(?:Time ?\(%\)|Total(?: Time)?(?: \(\w{1,20}\))?)" ?:')
+_LIST = re.compile(r"\[\s*(?:\{|\]|$)")
 
 
 def detect(reading: Reading) -> str:
@@ -67,7 +72,7 @@ def _of_json(text: str, head: bytes) -> str | None:
         return speedscope.FORMAT
     if '"counter-value"' in text:
         return perf_output.STAT
-    if '"Time (%)"' in text and '"traceEvents"' not in text:
+    if text[:1] == "[" and _SUMS.search(text) and '"ph"' not in text:
         return NSYS_JSON
     if text[:1] == "{" or '"ph"' in text:
         return chrome_trace.FORMAT
@@ -76,9 +81,12 @@ def _of_json(text: str, head: bytes) -> str | None:
 
 def _of_lines(text: str) -> str | None:
     """The format of a text whose lines say it: a table's header, or a sample."""
+    reports = nsys_reports.Reports()
     for line in text.splitlines()[:_HEAD_LINES]:
-        if line.startswith("[") and line.strip() == "[":
-            return NSYS_JSON if '"Time (%)"' in text else None
+        if _LIST.match(line):
+            return NSYS_JSON if reports.named or _SUMS.search(text) else None
+        if reports.line(line) is not Line.ROW:
+            continue
         if perf_output.is_head(line):
             return perf_output.SCRIPT
         try:
@@ -94,7 +102,7 @@ def _of_lines(text: str) -> str | None:
             return rocprof_csv.FORMAT
         if nsys_stats.is_header(header):
             return nsys_stats.FORMAT
-    if "SKIPPED:" in text or "ERROR: Report" in text:
+    if reports.named or "SKIPPED:" in text or "ERROR: Report" in text:
         return nsys_stats.FORMAT  # the reader repeats what the tool said
     return None
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from ikit_mcp.call import one_line
 from ikit_mcp.evidence.record import Draft, Gates, Identity, Metric, metric
-from ikit_ops.profilers.capture import Capture, tally_rows
-from ikit_ops.profilers.categories import CATEGORIES
+from ikit_ops.profilers.capture import Capture, Tally, tally_rows
 from ikit_ops.profilers.limits import shown_name
 from ikit_ops.profilers.picture import svg
 from ikit_ops.profilers.sweep import merged_gaps
@@ -55,7 +54,7 @@ def draft(capture: Capture, context: Context) -> Draft:
     data = _data(capture, context, rows, problems)
     missing = [*problems, *capture.missing, *context.missing]
     if rows is not None and len(rows) > MAX_ROWS:
-        left = sum(row["total_ns"] for row in rows[MAX_ROWS:])
+        left = sum(row["total_ns"] or 0 for row in rows[MAX_ROWS:])
         data["kernels_left_out"] = {"rows": len(rows) - MAX_ROWS, "total_ns": left}
         missing.append(f"{len(rows) - MAX_ROWS} rows of the kernel table: the smallest, {left} ns")
     return Draft(
@@ -156,21 +155,19 @@ def categories_of(capture: Capture) -> list[dict[str, Any]] | None:
     """Kernel time by category, most first; None without a kernel table."""
     if capture.kernels is None:
         return None
-    totals = dict.fromkeys(CATEGORIES, 0)
-    calls = dict.fromkeys(CATEGORIES, 0)
+    sums: dict[str, Tally] = {}
     for kernel in capture.kernels:
-        totals[kernel.category] += kernel.tally.total_ns
-        calls[kernel.category] += kernel.tally.calls
-    whole = sum(totals.values())
+        sums.setdefault(kernel.category, Tally()).join(kernel.tally)
+    whole = sum(tally.total_ns for tally in sums.values())
     return [
         {
             "category": name,
-            "calls": calls[name],
-            "total_ns": totals[name],
-            "share": totals[name] / whole if whole else None,
+            "calls": tally.calls,
+            "total_ns": tally.known_ns,
+            "share": tally.total_ns / whole if whole and tally.timed else None,
         }
-        for name in sorted(CATEGORIES, key=lambda c: (-totals[c], c))
-        if calls[name]
+        for name, tally in sorted(sums.items(), key=lambda item: (-item[1].total_ns, item[0]))
+        if tally.calls
     ]
 
 

@@ -5,18 +5,28 @@ before it, several tables may follow one another, columns come and go, and their
 with the converter.  So a table is what follows a header that has the columns a reader needs,
 and a cell is looked up by its column's name.  Without such a header there is no table, whatever
 exit status the tool had.
+
+Nor does a table end where something else is printed into it: a tool's remarks (``==PROF== ...``),
+an empty line, the program's own output.  Those are passed over and the rows behind them belong
+to the table; what is neither a row nor a known remark is counted, and spoils the capture.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
+from ikit_mcp.call import one_line
 from ikit_ops.profilers.limits import MAX_STRING, Reading, lines_of
 
 MAX_COLUMNS = 5_000
+MAX_CELL_LINES = 50
+_LARGEST = (1 << 63) - 1
+_REMARK = re.compile(r"==([A-Z][A-Z ]{0,20})==")
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)$")
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
@@ -34,6 +44,7 @@ class Header:
 
     columns: Mapping[str, int]
     units: Mapping[str, str]
+    width: int
 
     def has(self, *names: str) -> bool:
         """Whether all these columns are there."""
@@ -72,12 +83,21 @@ def number(text: str) -> float | None:
 
 
 def whole_number(text: str | None) -> int | None:
-    """A whole number of at most 18 digits, exact; None for anything else."""
+    """A whole number that 64 bits hold with its sign, exact; None for anything else."""
     text = (text or "").strip().replace(",", "")
     digits = text[1:] if text[:1] == "-" else text
-    if not digits.isdecimal() or not digits.isascii() or len(digits) > 18:
+    if not digits.isdecimal() or not digits.isascii() or len(digits) > 19:
         return None
-    return int(text)
+    value = int(text)
+    return value if abs(value) <= _LARGEST else None
+
+
+def integral(text: str | None) -> int | None:
+    """A whole number that may be printed with decimals (``256.000000``); None for another."""
+    if (exact := whole_number(text)) is not None:
+        return exact
+    value = number(text or "")
+    return int(value) if value is not None and value.is_integer() and abs(value) < 2**53 else None
 
 
 def header_of(row: list[str]) -> Header:
@@ -92,55 +112,133 @@ def header_of(row: list[str]) -> Header:
         if key not in columns:
             columns[key] = index
             units[key] = unit
-    return Header(columns, units)
+    return Header(columns, units, len(row))
+
+
+class Line(Enum):
+    """What a line is that stands where a row could."""
+
+    ROW = "a row, or nothing that is known"
+    REMARK = "something else, which is passed over"
+    END = "the beginning of something new: the table before it ends"
 
 
 def tables_of(
-    reading: Reading, is_header: Callable[[Header], bool]
+    reading: Reading,
+    is_header: Callable[[Header], bool],
+    says: Callable[[str], Line] = lambda line: Line.ROW,
 ) -> Iterator[tuple[Header, Iterator[list[str]]]]:
-    """``(header, rows)`` of each table in the file; rows must be used up before the next."""
-    source = _Rows(reading)
-    for row in source:
-        if len(row) < 2:
-            continue
+    """``(header, rows)`` of each table in the file; rows must be used up before the next.
+
+    ``says`` sees every line before it is taken for a row.  Lines that are none are counted,
+    and errors that the tool printed are kept, as notes of the reading.
+    """
+    source = _Rows(reading, says)
+    while (row := source.next(None)) is not None:
         header = header_of(row)
         if is_header(header):
-            yield header, source.until_blank(is_header)
+            yield header, source.table(header, is_header)
+    if source.stray:
+        reading.note(f"{source.stray} lines among the rows of a table are no rows: left out")
+
+
+class _Open(Exception):
+    """A quoted cell that does not end within the bound."""
 
 
 class _Rows:
-    """The CSV rows of a file; one row can be given back."""
+    """The CSV rows of a file; a row and lines can be given back."""
 
-    def __init__(self, reading: Reading) -> None:
-        # A quoted cell may hold line ends: kernel names never do, but a reader must not
-        # swallow a file for one open quote, so each line is parsed for itself.
+    def __init__(self, reading: Reading, says: Callable[[str], Line]) -> None:
+        self.stray = 0
+        self._reading = reading
+        self._says = says
         self._lines = lines_of(reading)
+        self._given_back: deque[str] = deque()
         self._kept: list[str] | None = None
 
-    def __iter__(self) -> Iterator[list[str]]:
-        return self
-
-    def __next__(self) -> list[str]:
-        if self._kept is not None:
-            row, self._kept = self._kept, None
-            return row
-        while True:
-            line = next(self._lines)
-            if "\0" in line:
-                line = line.replace("\0", "")
-            try:
-                row = next(csv.reader([line]), [])
-            except csv.Error:  # a cell longer than the parser takes
-                continue
-            return [cell[:MAX_STRING] for cell in row]
-
-    def until_blank(self, is_header: Callable[[Header], bool]) -> Iterator[list[str]]:
-        """Rows of a table: up to an empty line, a line that is no row, or the next header."""
-        for row in self:
-            if len(row) < 2:
-                return
+    def table(self, header: Header, is_header: Callable[[Header], bool]) -> Iterator[list[str]]:
+        """Rows of a table: up to the next header, the beginning of something new, or the end."""
+        while (row := self.next(header.width)) is not None:
             # Headers have no digits in their first two names, rows nearly always have.
             if row[0] and not _DIGIT.search(row[0] + row[1]) and is_header(header_of(row)):
                 self._kept = row
                 return
             yield row
+
+    def next(self, width: int | None) -> list[str] | None:
+        """The next row of two cells or more; None at the end.
+
+        ``width`` is how many columns the table has; None looks for the next table.
+        """
+        if self._kept is not None:
+            row, self._kept = self._kept, None
+            return row
+        while (line := self._line()) is not None:
+            what = self._what(line)
+            if what is Line.END and width is not None:
+                return None
+            if what is not Line.ROW:
+                continue
+            row = self._cells(line, width)
+            if len(row) > 1:
+                return row
+            if width is not None and line.strip():
+                self.stray += 1
+        return None
+
+    def _line(self) -> str | None:
+        if self._given_back:
+            return self._given_back.popleft()
+        line = next(self._lines, None)
+        return line.replace("\0", "") if line is not None and "\0" in line else line
+
+    def _what(self, line: str) -> Line:
+        if line.startswith("==") and (found := _REMARK.match(line)):
+            if found[1] == "ERROR":
+                self._reading.note(f"the tool said: {one_line(line, 200)}")
+            return Line.REMARK
+        return self._says(line)
+
+    def _cells(self, line: str, width: int | None) -> list[str]:
+        """A line's cells, each cut to its bound; none where the parser takes it for no row."""
+        row = None
+        if width is not None and line.count('"') % 2:
+            row = self._joined(line, width)
+        if row is None:
+            try:
+                row = next(csv.reader([line]), [])
+            except csv.Error:  # a cell longer than the parser takes
+                row = []
+        return [cell[:MAX_STRING] for cell in row]
+
+    def _joined(self, line: str, width: int) -> list[str] | None:
+        """The row of a quoted cell that goes over several lines; None where that is no row.
+
+        A reader must not swallow a file for one open quote: so many lines are tried, the row
+        must fit the table, and otherwise the lines are read one by one.
+        """
+        pulled: list[str] = []
+
+        def feed() -> Iterator[str]:
+            """The line, and further ones as long as the parser asks for them."""
+            yield line + "\n"
+            size = len(line)
+            while len(pulled) < MAX_CELL_LINES and size < MAX_STRING:
+                more = self._line()
+                if more is None:
+                    break
+                pulled.append(more)
+                size += len(more)
+                yield more + "\n"
+            raise _Open
+
+        try:
+            row = next(csv.reader(feed()))
+        except (_Open, csv.Error):
+            row = []
+        if 1 < len(row) <= width:
+            return row
+        self._given_back.extendleft(reversed(pulled))
+        self._reading.note("a quoted cell has no end: its row may be wrong")
+        return None
