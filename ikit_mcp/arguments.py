@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ikit_mcp.registry import Arg, ArgumentError
+from ikit_mcp.registry import Arg, ArgumentError, excerpt
 
 MAX_STRING = 8_192
 MAX_ITEMS = 4_096
@@ -193,10 +193,10 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _all_errors(where: str, errors: Sequence[str]) -> str:
     """One message for all errors, inside the budget for an error."""
     if len(errors) == 1:
-        return f"{where}: {errors[0]}"[:MAX_ERRORS]
+        return excerpt(f"{where}: {errors[0]}", MAX_ERRORS)
     text = f"{where}: {len(errors)} errors"
     for number, error in enumerate(errors):
-        line = f"\n- {error[:MAX_ONE_ERROR]}"
+        line = f"\n- {excerpt(error, MAX_ONE_ERROR)}"
         if len(text) + len(line) > MAX_ERRORS - 40:
             return f"{text}\n- and {len(errors) - number} more"
         text += line
@@ -209,7 +209,7 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=True)
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
+    return text if len(text) <= SHOWN else f"{excerpt(text, SHOWN)}… ({len(text)} characters)"
 
 
 def _allowed(arg: Arg) -> str:

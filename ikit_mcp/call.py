@@ -27,17 +27,17 @@ from ikit_mcp.arguments import option
 from ikit_mcp.evidence import signing, times
 from ikit_mcp.evidence.record import Draft, EvidenceRecord, Provenance, assemble, storable
 from ikit_mcp.evidence.store import Store
-from ikit_mcp.process import devices, environment, platform, secrets
+from ikit_mcp.process import devices, environment, output, platform, secrets
 from ikit_mcp.process import run as process_run
-from ikit_mcp.registry import READS, Effects, Operation, OpError, Plugin
+from ikit_mcp.registry import READS, Effects, Operation, OpError, Plugin, excerpt
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_TEXT = 200
-LONGEST_SECRET = 4_096
 Device = devices.Device
 Cpu = platform.Cpu
+log_end, log_ends = output.log_end, output.log_ends
 
 
 class Cancelled(Exception):
@@ -85,7 +85,7 @@ def _home(env: Mapping[str, str]) -> Path:
             return Path(given).expanduser().absolute()
         except RuntimeError:  # ~somebody who is not a user here
             raise OpError(
-                f"IKIT_HOME is {given[:200]!r}, and there is no such user",
+                f"IKIT_HOME is {excerpt(given, 200)!r}, and there is no such user",
                 "set IKIT_HOME to a folder of your own",
             ) from None
     if sys.platform == "win32":
@@ -212,8 +212,11 @@ class Call:
 
     @staticmethod
     def secret_rule(words: Sequence[str]) -> str | None:
-        """The rule that refuses a command line, or options and assignments; None: harmless."""
-        return secrets.secret_argv(words)
+        """What refuses a command line, or options and assignments; None: harmless.
+
+        That is a rule, or the name of the variable whose value stands there.
+        """
+        return secrets.secret_argv(words) or secrets.known_in(words)
 
     @staticmethod
     def search(paths: Sequence[Path]) -> None:
@@ -352,7 +355,7 @@ _UNSAFE |= dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range
 def one_line(text: str, limit: int = MAX_TEXT) -> str:
     """Text from outside as one line without control or bidirectional characters, cut to size."""
     # Redacted before it is cut: half a secret matches nothing any more.
-    kept = secrets.redact(text[: limit * 8 + LONGEST_SECRET])[: limit * 8]
+    kept = secrets.head(text, limit * 8)
     line = " ".join(kept.translate(_UNSAFE).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 

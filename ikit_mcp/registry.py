@@ -65,6 +65,27 @@ class OpError(Exception):
         return f"{self.what}\nNext: {self.next_step}" if self.next_step else self.what
 
 
+def _cut(text: str, limit: int) -> str:
+    return text[:limit]
+
+
+_head: Callable[[str, int], str] = _cut
+
+
+def use_redactor(head: Callable[[str, int], str]) -> None:
+    """Let ``excerpt`` use this: the redactor lies in a layer above, and puts itself in."""
+    global _head
+    _head = head
+
+
+def excerpt(text: str, limit: int) -> str:
+    """The first ``limit`` characters of a text from outside, for an error or a record.
+
+    Half a secret is recognised by nobody, so the text is redacted before it is cut.
+    """
+    return _head(text, limit)
+
+
 class ArgumentError(OpError):
     """A call whose arguments do not fit: what was wrong with each of them."""
 
@@ -277,7 +298,7 @@ class Registry:
         except KeyError:
             known = sorted(self.operations)
             close = difflib.get_close_matches(name[:64], known, n=3, cutoff=0.5)
-            shown = name if len(name) <= 64 else f"{name[:64]}…"
+            shown = name if len(name) <= 64 else f"{excerpt(name, 64)}…"
             raise OpError(
                 f"unknown operation {shown!r}",
                 f"use one of: {', '.join(close or known[:40])}" if known else "none is loaded",
@@ -402,6 +423,6 @@ def _load_one(registry: Registry, entry: EntryPoint, plugin: Plugin) -> Plugin:
             trial.add(replace(op, plugin=plugin))
     except (Exception, SystemExit) as error:  # an import can fail in any way; it is reported
         logging.getLogger(__name__).warning("plug-in %s: %s", plugin.name, error, exc_info=True)
-        return replace(plugin, error=f"{type(error).__name__}: {error}"[:MAX_PLUGIN_ERROR])
+        return replace(plugin, error=excerpt(f"{type(error).__name__}: {error}", MAX_PLUGIN_ERROR))
     registry.operations = trial.operations
     return plugin

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 from ikit_mcp.evidence import claims, files, times
 from ikit_mcp.evidence.record import MAX_SUMMARY, EvidenceRecord
 from ikit_mcp.evidence.store import STAGING, Store
+from ikit_mcp.registry import excerpt
 
 VERSION = 3
 NAME = "index.sqlite"
@@ -339,10 +340,10 @@ def row_of(record: EvidenceRecord) -> Row:
     complete = record.get("coverage", "complete")
     return Row(
         record.evidence_id,
-        record.kind[:MAX_TEXT],
+        excerpt(record.kind, MAX_TEXT),
         _text(record.get("claim_class")),
         started,
-        record.summary[:MAX_SUMMARY],
+        excerpt(record.summary, MAX_SUMMARY),
         None if record.valid is None else int(record.valid),
         int(complete) if isinstance(complete, bool) else None,
         _text(record.get("identity", "model", "id")),
@@ -361,7 +362,7 @@ def _stored_ns(record: EvidenceRecord) -> int:
 
 
 def _text(value: Any) -> str | None:
-    return value[:MAX_TEXT] if isinstance(value, str) else None
+    return excerpt(value, MAX_TEXT) if isinstance(value, str) else None
 
 
 def count(connection: sqlite3.Connection, wanted: Filter) -> int:

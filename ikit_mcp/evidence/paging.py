@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 PAGE_CHARACTERS = 9_000
 PATH_CHARACTERS = 1_800
@@ -107,13 +108,13 @@ def _no_such(step: str, path: str, known: list[str]) -> OpError:
     shown = ", ".join(_quoted(key, 60) for key in known[:12]) + (" …" if len(known) > 12 else "")
     return OpError(
         f"path {_quoted(path, 200)}: there is no {_quoted(step, 60)}",
-        f"use one of: {shown[:1_000]}" if known else "there is nothing under it",
+        f"use one of: {excerpt(shown, 1_000)}" if known else "there is nothing under it",
     )
 
 
 def _quoted(text: str, limit: int) -> str:
     """A key or a path in an error, on one line: whatever is not plain is escaped."""
-    short = text if len(text) <= limit else f"{text[:limit]}…"
+    short = excerpt(text, limit) + ("…" if len(text) > limit else "")
     return short if text and text.isprintable() and '"' not in text else json.dumps(short)[:limit]
 
 
@@ -181,7 +182,7 @@ def _note(value: Any, path: str | None, budget: int) -> Any:
     what = f"{kind} of {len(value):,} {parts}, {size(value):,} characters"
     note: dict[str, Any] = {"left_out": what, "path": path}
     if isinstance(value, str):
-        note["start"] = _cut(value[:_START_OF_TEXT], max(0, budget - size(note) - 12))
+        note["start"] = _cut(excerpt(value, _START_OF_TEXT), max(0, budget - size(note) - 12))
     return note
 
 
@@ -205,7 +206,8 @@ def page(value: Any, path: str, offset: int, limit: int) -> dict[str, Any]:
             len(keys), offset, limit, lambda number: _member(value, keys[number], number, path)
         )
     if isinstance(value, str) and size(value) > _TEXT_PAGE:
-        return _text_page(value, offset)
+        # Redacted as a whole: two pages would each show half of what lies across their seam.
+        return _text_page(excerpt(value, sys.maxsize), offset)
     return {"value": value}
 
 
@@ -217,7 +219,7 @@ def _member(value: dict[str, Any], key: str, number: int, path: str) -> dict[str
     shown = outline(item, where, _ITEM_CHARACTERS) if large else item
     if size(key) <= _NAME:
         return {"name": key, "value": shown}
-    name = _cut(key, _NAME)
+    name = _cut(excerpt(key, _NAME), _NAME)
     return {"name": name, "name_characters": len(key), "path": where, "value": shown}
 
 

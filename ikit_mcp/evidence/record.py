@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ikit_mcp.evidence.canonical import MAX_DEPTH
+from ikit_mcp.registry import excerpt
 
 SCHEMA = "ikit.evidence/1"
 MAX_SAFE_INTEGER = 2**53
@@ -210,7 +211,7 @@ def storable(value: Any, path: str = "", depth: int = 0) -> Any:
         whole = value.is_integer() and abs(value) < MAX_SAFE_INTEGER
         return int(value) if whole else float(value)
     if depth >= MAX_DEPTH:
-        raise ValueError(f"{path[:200]}… is nested more than {MAX_DEPTH} deep")
+        raise ValueError(f"{excerpt(path, 200)}… is nested more than {MAX_DEPTH} deep")
     if isinstance(value, (list, tuple)):
         return [storable(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]
     if isinstance(value, Mapping):
@@ -241,7 +242,7 @@ def assemble(draft: Draft, provenance: Provenance, artifacts: Sequence[Artifact]
         "kind": draft.kind,
         "claim_class": draft.claim_class,
         "valid": draft.valid,
-        "summary": " ".join(draft.summary.split())[:MAX_SUMMARY],
+        "summary": excerpt(" ".join(draft.summary.split()), MAX_SUMMARY),
         "identity": draft.identity,
         "metrics": draft.metrics,
         "gates": draft.gates,

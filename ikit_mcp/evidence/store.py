@@ -32,7 +32,7 @@ from ikit_mcp.evidence.record import (
     shape_problem,
     storable,
 )
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -119,7 +119,7 @@ class Store:
         wanted = prefix.removeprefix("evidence://").strip().lower()
         if not PREFIX_PATTERN.fullmatch(wanted):
             raise OpError(
-                f"{prefix[:80]!r} is no evidence id",
+                f"{excerpt(prefix, 80)!r} is no evidence id",
                 "give 6 or more of its hex digits; list_evidence shows the ids",
             )
         found = [i for i in self.ids_under(wanted[:2]) if i.startswith(wanted)]
@@ -157,18 +157,19 @@ class Store:
             )
         if record.raw.get("schema") != SCHEMA:
             raise OpError(
-                f"evidence {shown} is of another version ({str(record.raw.get('schema'))[:40]})",
+                f"evidence {shown} is of another version "
+                f"({excerpt(str(record.raw.get('schema')), 40)})",
                 f"use a record of {SCHEMA}",
             )
         if shape := shape_problem(record.raw):
-            raise OpError(f"evidence {shown} is not of the shape of {SCHEMA}: {shape[:200]}",
-                          "measure again")  # fmt: skip
+            why = f"is not of the shape of {SCHEMA}: {excerpt(shape, 200)}"
+            raise OpError(f"evidence {shown} {why}", "measure again")
         state = self.signature_state(record)
         if state is not None and state["ok"] is False:
             raise OpError(f"evidence {shown}: {state['problem']}", "measure again")
         if kind is not None and record.kind != kind:
             raise OpError(
-                f"evidence {shown} is a {record.kind[:40]} record, not a {kind} record",
+                f"evidence {shown} is a {excerpt(record.kind, 40)} record, not a {kind} record",
                 f'list_evidence with kind "{kind}" shows those',
             )
         return record
@@ -184,7 +185,9 @@ class Store:
     def open_artifact(self, evidence_id: str, name: str) -> int:
         """A descriptor of an artifact's file; OpError when the record has none of that name."""
         if not ID_PATTERN.fullmatch(evidence_id) or not ARTIFACT_PATTERN.fullmatch(name):
-            raise OpError(f"no artifact {name[:100]!r}", "inspect_evidence shows the artifacts")
+            raise OpError(
+                f"no artifact {excerpt(name, 100)!r}", "inspect_evidence shows the artifacts"
+            )
         try:
             return files.open_inside(self.root, [evidence_id[:2], evidence_id, name])
         except OSError as error:
@@ -216,7 +219,9 @@ class Store:
             found.extend(self.artifact_problems(evidence_id, name, artifact))
         there = set(os.listdir(self.folder(evidence_id)))
         orphans = sorted(map(files.printable, there - set(artifacts) - {RECORD_FILE}))
-        found.extend(f"a file that the record does not list: {name[:100]}" for name in orphans)
+        found.extend(
+            f"a file that the record does not list: {excerpt(name, 100)}" for name in orphans
+        )
         return found
 
     def artifact_problems(
@@ -359,7 +364,7 @@ def check(data: bytes, evidence_id: str | None = None) -> tuple[dict[str, Any], 
         computed = canonical.evidence_id(raw)
         exact = canonical.canonical_bytes(raw)
     except ValueError as error:
-        return {}, f"{was}: {str(error)[:160]}"
+        return {}, f"{was}: {excerpt(str(error), 160)}"
     if (problem := _id_problem(raw, computed, evidence_id)) is not None:
         return raw, problem
     if exact != data and raw.get("schema") == SCHEMA:

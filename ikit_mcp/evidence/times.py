@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 _AGO = re.compile(r"([0-9]{1,6})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -58,7 +58,7 @@ def bound(value: str, name: str, *, last: bool = False) -> str:
         if made := normalised(given):
             return made
     raise OpError(
-        f"{name}: got {given[:40]!r}; allowed: a date (2026-11-30), a time with its offset"
+        f"{name}: got {excerpt(given, 40)!r}; allowed: a date (2026-11-30), a time with its offset"
         " (2026-11-30T09:12:00Z), or how long ago (36h, 7d)",
         f"call again with {name} corrected",
     )

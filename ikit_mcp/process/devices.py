@@ -20,7 +20,7 @@ from typing import Any
 from ikit_mcp.process import platform
 from ikit_mcp.process.environment import clean_environment
 from ikit_mcp.process.run import run
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 SECONDS = 15.0
 _NVIDIA = "uuid,name,memory.total,driver_version"
@@ -68,7 +68,9 @@ def uuids_of(device: str) -> list[str]:
         matching = [d for d in there if wanted in ("auto", d.id, d.uuid, d.id.split(":")[0])]
         if not matching:
             known = ", ".join(d.id for d in there)
-            raise OpError(f"device {wanted[:60]!r} is not here", f"use one of: auto, {known}")
+            raise OpError(
+                f"device {excerpt(wanted, 60)!r} is not here", f"use one of: auto, {known}"
+            )
         found.append(matching[0].uuid or matching[0].id)
     return sorted(set(found))
 
@@ -110,7 +112,7 @@ def nvidia_processes(listed: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in csv.reader(listed.splitlines(), skipinitialspace=True):
         if len(row) == 4 and row[1].isdigit():
-            entry = {"pid": int(row[1]), "name": row[2][:200], "memory_bytes": _mib(row[3])}
+            entry = {"pid": int(row[1]), "name": excerpt(row[2], 200), "memory_bytes": _mib(row[3])}
             found.setdefault(row[0], []).append(entry)
     return found
 
@@ -142,5 +144,7 @@ def amd_devices(listed: str) -> list[Device]:
             name = card.get("card series") or card.get("card model") or "AMD GPU"
             memory = card.get("vram total memory (b)", "")
             size = int(memory) if memory.isdigit() else None
-            found.append(Device(f"rocm:{len(found)}", name[:200], f"GPU-{uuid}", size, driver))
+            found.append(
+                Device(f"rocm:{len(found)}", excerpt(name, 200), f"GPU-{uuid}", size, driver)
+            )
     return found

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ikit_mcp.process import platform
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 if sys.platform == "win32":
     raise ImportError("device locks need flock")
@@ -165,7 +165,7 @@ def read_holder(uuid: str, directory: int) -> dict[str, Any]:
         return {}
     if not isinstance(facts, dict):
         return {}
-    clean = {str(key)[:32]: _clean(value) for key, value in list(facts.items())[:16]}
+    clean = {excerpt(str(key), 32): _clean(value) for key, value in list(facts.items())[:16]}
     pid, start = clean.get("pid"), clean.get("start")
     if not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return {}
@@ -177,4 +177,4 @@ def _clean(value: Any) -> Any:
     """A number as it is, anything else as one short printable line."""
     if value is None or isinstance(value, (int, float)):
         return value
-    return "".join(char if char.isprintable() else " " for char in str(value))[:80]
+    return "".join(char if char.isprintable() else " " for char in excerpt(str(value), 80))

@@ -10,6 +10,11 @@ query the value.
 Base64 takes three bytes at a time, so a value inside a longer text has three images, by the
 position it begins at; their first and last characters also depend on the neighbours and are
 left off.
+
+Half a secret is recognised by nobody, and still tells most of it.  So whoever shows a part of a
+text redacts first and cuts then (``head``, ``tail``): what is cut away has to be longer than any
+secret, so that none lies across both cuts.  A text that somebody else has cut (a program that
+was killed while it wrote) may begin or end in the middle of a known one: ``loose_ends``.
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 from urllib.parse import quote, quote_plus, unquote
 
 from ikit_mcp.process.secret_rules import (
@@ -33,11 +38,16 @@ from ikit_mcp.process.secret_rules import (
     name_finding,
     words_of,
 )
+from ikit_mcp.registry import use_redactor
 
 SHORTEST = 8
 """Characters of the shortest value that is searched for: shorter ones occur by chance."""
 
 SIGNING_KEY = "IKIT_SIGNING_KEY"
+
+LONGEST = 4_096
+"""Characters of what is recognised by its looks that no cut may go through: longer than tokens are.
+A known secret that is longer is kept whole, too."""
 
 DEEPEST = 100
 """Levels of a JSON value that are followed; what lies deeper is left out."""
@@ -134,6 +144,8 @@ class Redactor:
         self.text_forms = [
             (os.fsdecode(form), shown.decode(errors="replace")) for form, shown in self.byte_forms
         ]
+        self.names = [(os.fsdecode(form), name) for form, name in known]
+        self.reach = max([LONGEST, *(len(form) for form, _ in self.byte_forms)])
 
     def text(self, text: str) -> str:
         """The text without secrets; itself when it holds none.
@@ -141,8 +153,9 @@ class Redactor:
         A byte that was no UTF-8 (a lone surrogate, in a file's name) becomes its escape:
         no writer could send it.
         """
-        if not text.isascii():
-            text = _sendable(text)
+        return self._without(text if text.isascii() else _sendable(text))
+
+    def _without(self, text: str) -> str:
         for form, shown in self.text_forms:
             if form in text:
                 text = text.replace(form, shown)
@@ -153,15 +166,87 @@ class Redactor:
         return text
 
     def data(self, data: bytes) -> bytes:
-        """The bytes without known secrets and, where they are UTF-8 text, without any."""
+        """The bytes without known secrets and, where they are text, without what looks like one."""
+        if b"\0" not in data:
+            return self._bytes(data)
         for form, shown in self.byte_forms:
             data = data.replace(form, shown)
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            return data
-        clean = self.text(text)
-        return data if clean is text else clean.encode("utf-8")
+        return data
+
+    def _bytes(self, data: bytes) -> bytes:
+        for form, shown in self.byte_forms:
+            data = data.replace(form, shown)
+        # One byte that is no UTF-8, as in many a log, hides nothing: it comes back as it was.
+        text = data.decode("utf-8", "surrogateescape")
+        clean = self._without(text)
+        return data if clean is text else clean.encode("utf-8", "surrogateescape")
+
+    def head(self, text: AnyStr, limit: int, *, more: bool = False) -> AnyStr:
+        """The first ``limit`` characters (or bytes) of what the text is without secrets.
+
+        ``more``: the text goes on where it was given no further, so that a secret may lie
+        across its end.
+        """
+        return self._part(text, limit, more, lambda kept, size: kept[:size])
+
+    def tail(self, text: AnyStr, limit: int, *, more: bool = False) -> AnyStr:
+        """The last ``limit``, of a text that (``more``) begins before what was given of it."""
+        return self._part(text, limit, more, lambda kept, size: kept[len(kept) - size :])
+
+    def _part(
+        self, text: AnyStr, limit: int, more: bool, part: Callable[[AnyStr, int], AnyStr]
+    ) -> AnyStr:
+        """One end of the clean text: what is looked at grows until the reach beyond it is clean.
+
+        Redacting makes a text shorter, so that what was beyond the cut may come before it.
+        """
+        window = limit + self.reach
+        while True:
+            seen = part(text, min(window, len(text)))
+            clean: AnyStr = self.text(seen) if isinstance(seen, str) else self._bytes(seen)
+            if window >= len(text) and not more:
+                return part(clean, min(limit, len(clean)))
+            if window >= len(text) or len(clean) >= limit + self.reach:
+                return part(clean, min(limit, max(0, len(clean) - self.reach)))
+            window *= 2
+
+    def between(self, data: bytes, start: int, stop: int) -> bytes:
+        """These bytes of the data, without any part of a secret that begins or ends beyond them.
+
+        Nothing else moves, so that pieces of a file can be read by their offsets.  The data
+        should reach beyond both ends (``reach``); a secret on a seam is replaced in both pieces.
+        """
+        pieces, at = [], start
+        for first, last, shown in sorted(self._spans(data)):
+            if first < stop and last > at:
+                pieces += [data[at : max(at, first)], shown]
+                at = last
+        return b"".join([*pieces, data[at:stop]])
+
+    def _spans(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Where secrets lie in the bytes, and what is shown instead."""
+        for form, shown in self.byte_forms:
+            at = data.find(form)
+            while at >= 0:
+                yield at, at + len(form), shown
+                at = data.find(form, at + 1)
+        text = data.decode("latin-1")  # a character a byte: positions stay
+        lower = text.lower()
+        for rule in (*VALUE_RULES, ASSIGNMENT):
+            if any(mark in lower for mark in rule.marks):
+                for found in rule.pattern.finditer(text):
+                    first, last, _ = _span(found)
+                    yield first, last, f"[redacted: {rule.rule}]".encode()
+
+    def loose_ends(self, text: str) -> str:
+        """The text without the rest of a known secret at its beginning and its end."""
+        for form, shown in self.text_forms:
+            for size in range(min(len(form) - 1, len(text)), SHORTEST - 1, -1):
+                if text.endswith(form[:size]):
+                    text = text[: len(text) - size] + shown
+                if text.startswith(form[len(form) - size :]):
+                    text = shown + text[size:]
+        return text
 
     def json(self, value: Any, depth: int = 0) -> Any:
         """The JSON-like value without secrets, in its strings and its keys."""
@@ -227,8 +312,26 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
 
 
 def redact_bytes(data: bytes, secrets: Mapping[str, str] | None = None) -> bytes:
-    """The bytes without known secrets; where they are UTF-8, without what looks like one too."""
+    """The bytes without known secrets; where they are text, without what looks like one too."""
     return redactor(secrets).data(data)
+
+
+def known_in(words: Sequence[str], secrets: Mapping[str, str] | None = None) -> str | None:
+    """``argument N: the value of NAME`` for the first word that holds a known secret, or None."""
+    one = redactor(secrets)
+    for index, word in enumerate(words):
+        for form, name in one.names:
+            if form in word:
+                return f"argument {index}: the value of {name}"
+    return None
+
+
+def head(text: str, limit: int) -> str:
+    """The first ``limit`` characters of what the text is without secrets: never half of one."""
+    return redactor().head(text, limit)
+
+
+use_redactor(head)
 
 
 def redact_json(value: Any, secrets: Mapping[str, str] | None = None) -> Any:

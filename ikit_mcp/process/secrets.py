@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from ikit_mcp.process.redaction import (
     Redactor,
+    head,
+    known_in,
     known_secrets,
     own_secrets,
     redact,
     redact_bytes,
     redact_json,
+    redactor,
     variants,
 )
 from ikit_mcp.process.scan import scan_file, scan_or_remove
@@ -26,11 +29,14 @@ from ikit_mcp.process.secret_rules import secret_argv, secret_name, secret_value
 
 __all__ = [
     "Redactor",
+    "head",
+    "known_in",
     "known_secrets",
     "own_secrets",
     "redact",
     "redact_bytes",
     "redact_json",
+    "redactor",
     "scan_file",
     "scan_or_remove",
     "secret_argv",

@@ -124,10 +124,13 @@ class Resources:
         """A piece of an artifact, as text where its type says so and it is UTF-8."""
         listed = _listed(record, name)
         problem = record.problem or self._altered(record, name, listed, offset)
+        safe = secrets.redactor()
         with os.fdopen(self._store.open_artifact(record.evidence_id, name), "rb") as file:
             total = os.fstat(file.fileno()).st_size
-            file.seek(offset)
-            piece = file.read(PIECE_CHARACTERS)
+            before = min(offset, safe.reach)
+            file.seek(offset - before)
+            around = file.read(before + PIECE_CHARACTERS + safe.reach)
+        piece = around[before : before + PIECE_CHARACTERS]
         meta: dict[str, Any] = {"total_bytes": total, "offset": offset}
         if problem is not None:
             meta["problem"] = problem
@@ -137,11 +140,12 @@ class Resources:
         used = len(text.encode("utf-8")) if text is not None else PIECE_CHARACTERS * 3 // 4
         if offset + used < total:
             meta["next"] = f"{base}?offset={offset + used}"
+        # What lies across a seam is half in this piece and half in the next.
+        clean = safe.between(around, before, before + used)
         if text is not None:
-            return t.TextResourceContents(
-                uri=uri, mime_type=media_type, text=self._clean(text), _meta=meta
-            )
-        blob = base64.b64encode(piece[:used]).decode("ascii")
+            said = self._clean(clean.decode("utf-8", "replace"))
+            return t.TextResourceContents(uri=uri, mime_type=media_type, text=said, _meta=meta)
+        blob = base64.b64encode(clean).decode("ascii")
         return t.BlobResourceContents(uri=uri, mime_type=media_type, blob=blob, _meta=meta)
 
     def _altered(

@@ -27,7 +27,7 @@ from ikit_mcp import jobs as job_table
 from ikit_mcp.arguments import parse, schema
 from ikit_mcp.call import Cancelled, Progress, one_line
 from ikit_mcp.jobs import Job, Jobs, Notify
-from ikit_mcp.registry import EXECUTES, READS, Operation, OpError
+from ikit_mcp.registry import EXECUTES, READS, Operation, OpError, excerpt
 from ikit_mcp.runner import Control, Outcome, Request, Runner
 from ikit_mcp.server import replies
 from ikit_mcp.worker import Bug, report_bug
@@ -83,7 +83,7 @@ class Tools:
         """Answer one tools/call; every failure that the caller can mend is a tool error."""
         operation = self.operations.get(params.name)
         if operation is None:
-            raise replies.refusal(f"Unknown tool: {params.name[:80]}")
+            raise replies.refusal(f"Unknown tool: {excerpt(params.name, 80)}")
         try:
             return await self._answer(ctx, operation, params.arguments or {})
         except OpError as problem:

@@ -28,7 +28,7 @@ from ikit_mcp.evidence.record import (
     Model,
     metric,
 )
-from ikit_mcp.registry import DERIVES, Arg, OpError, operation
+from ikit_mcp.registry import DERIVES, Arg, OpError, excerpt, operation
 
 MAX_DIFFERENCES = 200
 PAIRS = 7
@@ -96,12 +96,15 @@ def common_unit(one: EvidenceRecord, other: EvidenceRecord, name: str) -> str:
     if not units:
         known = sorted(_metrics(one).keys() & _metrics(other).keys())
         raise OpError(
-            f"neither record has a metric {name[:60]!r}",
-            f"use one of: {', '.join(known)[:400]}" if known else "compare two other records",
+            f"neither record has a metric {excerpt(name, 60)!r}",
+            f"use one of: {excerpt(', '.join(known), 400)}"
+            if known
+            else "compare two other records",
         )
     if len(set(units)) > 1:
         raise OpError(
-            f"{name[:60]} is in {units[0]} there and in {units[1]} here", "use another metric"
+            f"{excerpt(name, 60)} is in {units[0]} there and in {units[1]} here",
+            "use another metric",
         )
     return units[0]
 

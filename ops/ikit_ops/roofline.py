@@ -28,7 +28,7 @@ from ikit_mcp.evidence.record import (
     Model,
     metric,
 )
-from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, operation
+from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, excerpt, operation
 from ikit_ops.decode import CONFIG_DTYPES
 
 # The rooms of decoding are many, and no other command needs them: they come with the call.
@@ -214,7 +214,7 @@ def _given_bandwidth(call: Call, gpu_bw: str | None) -> Bandwidth:
     value = float(gpu_bw)
     if not _MIN_GBS <= value <= _MAX_GBS:
         raise OpError(
-            f"gpu_bw is {gpu_bw[:40]!r}: not a bandwidth in GB/s",
+            f"gpu_bw is {excerpt(gpu_bw, 40)!r}: not a bandwidth in GB/s",
             "give GB/s (an H200 sustains about 4200), 'measure', or the id of a ceiling record",
         )
     return Bandwidth("user", value)

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def parse_json(raw: bytes, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str
     except RecursionError:
         raise OpError(f"{name}: nested too deeply", _NEXT) from None
     except ValueError as error:  # not JSON, not UTF-8, or a number of too many digits
-        raise OpError(f"{name}: is not JSON ({str(error)[:120]})", _NEXT) from None
+        raise OpError(f"{name}: is not JSON ({excerpt(str(error), 120)})", _NEXT) from None
     if not isinstance(value, dict):
         raise OpError(f"{name}: is not a JSON object", _NEXT)
     return value
@@ -125,7 +125,7 @@ def weight_map_of(raw: bytes, name: str) -> dict[str, str]:
     except msgspec.ValidationError:
         weight_map = None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OpError(f"{name}: is not JSON ({str(error)[:120]})", _NEXT) from None
+        raise OpError(f"{name}: is not JSON ({excerpt(str(error), 120)})", _NEXT) from None
     if weight_map is None:
         raise OpError(f"{name}: no weight_map of tensor names to files", "download the index again")
     return weight_map

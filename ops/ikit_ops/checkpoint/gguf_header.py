@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.checkpoint import files
 from ikit_ops.checkpoint.dtypes import GGML_TYPES
 from ikit_ops.checkpoint.safetensors_header import TensorEntry
@@ -155,7 +155,7 @@ def _read(file: IO[bytes], name: str, size: int) -> GgufHeader:
         for _ in range(pairs):
             key = cursor.text(MAX_KEY_BYTES, "a metadata key")
             if key in header.metadata:
-                raise cursor.fail(f"the metadata key {key[:80]!r} stands twice")
+                raise cursor.fail(f"the metadata key {excerpt(key, 80)!r} stands twice")
             header.metadata[key] = _value(cursor, int(cursor.number("I")), 0)
         _tensors(cursor, header, tensors, size)
         return header
@@ -212,31 +212,31 @@ def _tensors(cursor: _Cursor, header: GgufHeader, count: int, size: int) -> None
     """Read the tensor table and check that the tensors fit the file without overlap."""
     alignment = header.metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment is {str(alignment)[:40]}, not a power of two")
+        raise cursor.fail(f"general.alignment is {excerpt(str(alignment), 40)}, not a power of two")
     spans: list[tuple[int, int, str]] = []
     for _ in range(count):
         name = cursor.text(MAX_NAME_BYTES, "a tensor's name")
         dimensions = int(cursor.number("I"))
         if dimensions > MAX_DIMENSIONS:
-            raise cursor.fail(f"tensor {name[:80]!r} has {dimensions} dimensions")
+            raise cursor.fail(f"tensor {excerpt(name, 80)!r} has {dimensions} dimensions")
         shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))
         kind, offset = int(cursor.number("I")), int(cursor.number("Q"))
         if name in header.tensors:
-            raise cursor.fail(f"tensor {name[:80]!r} is declared twice")
+            raise cursor.fail(f"tensor {excerpt(name, 80)!r} is declared twice")
         dtype, stored = _size(cursor, name, shape, kind)
         if offset % alignment:
-            raise cursor.fail(f"tensor {name[:80]!r} is not aligned to {alignment} bytes")
+            raise cursor.fail(f"tensor {excerpt(name, 80)!r} is not aligned to {alignment} bytes")
         spans.append((offset, stored, name))
         header.tensors[name] = TensorEntry(dtype, shape[::-1], (offset, offset + stored))
     header.data_start = -(-cursor.at // alignment) * alignment
     position = 0
     for offset, stored, name in sorted(spans):
         if offset < position:
-            raise cursor.fail(f"tensor {name[:80]!r} overlaps another")
+            raise cursor.fail(f"tensor {excerpt(name, 80)!r} overlaps another")
         position = offset + stored
         if header.data_start + position > size:
             raise cursor.fail(
-                f"the file has {size} bytes, tensor {name[:80]!r} ends at "
+                f"the file has {size} bytes, tensor {excerpt(name, 80)!r} ends at "
                 f"{header.data_start + position} (truncated)"
             )
 
@@ -246,16 +246,16 @@ def _size(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> tupl
     known = GGML_TYPES.get(kind)
     if known is None:
         raise OpError(
-            f"{cursor.name}: tensor {name[:80]!r} has GGML type {kind}, which is not known",
+            f"{cursor.name}: tensor {excerpt(name, 80)!r} has GGML type {kind}, which is not known",
             "use a file in a type that gguf 0.19.0 knows",
         )
     dtype, block, size = known
     elements = math.prod(shape)
     if any(dim > 2**48 for dim in shape) or elements > 2**56:
-        raise cursor.fail(f"tensor {name[:80]!r}: the shape is too large")
+        raise cursor.fail(f"tensor {excerpt(name, 80)!r}: the shape is too large")
     if (shape[0] if shape else 1) % block:
         raise cursor.fail(
-            f"tensor {name[:80]!r}: rows of {shape[0] if shape else 1} are not whole {dtype} "
-            f"blocks of {block}"
+            f"tensor {excerpt(name, 80)!r}: rows of {shape[0] if shape else 1} are not whole "
+            f"{dtype} blocks of {block}"
         )
     return dtype, elements // block * size

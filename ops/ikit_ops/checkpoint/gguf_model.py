@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.checkpoint import gguf_names, select
 from ikit_ops.checkpoint.gguf_header import GgufHeader, read_gguf_header
 from ikit_ops.checkpoint.model import Checkpoint
@@ -29,7 +29,7 @@ def read_gguf(checkpoint: Checkpoint, path: Path, roots: tuple[Path, ...]) -> No
         repeated = checkpoint.tensors.keys() & header.tensors.keys()
         if repeated:
             raise OpError(
-                f"{part.name}: tensor {min(repeated)[:80]!r} is in another part too",
+                f"{part.name}: tensor {excerpt(min(repeated), 80)!r} is in another part too",
                 "download the model again",
             )
         checkpoint.files[part.name] = sum(e.nbytes for e in header.tensors.values())

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.checkpoint import files, hub_cache, local, merge, select
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.checkpoint.safetensors_header import (
@@ -101,7 +101,7 @@ def _cached(
     """The cached snapshot, when the Hub cannot be asked; OpError without one."""
     found = hub_cache.snapshot(model, revision)
     if found is None:
-        at = f" at revision {revision[:60]}" if revision else ""
+        at = f" at revision {excerpt(revision, 60)}" if revision else ""
         raise OpError(
             f"{model}{at}: {why}, and the Hub cache has no snapshot of it",
             "allow the connection, or download the model first",

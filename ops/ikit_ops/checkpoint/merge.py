@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ikit_mcp.registry import excerpt
+
 if TYPE_CHECKING:
     from ikit_ops.checkpoint.model import Checkpoint
     from ikit_ops.checkpoint.safetensors_header import Header
@@ -77,5 +79,5 @@ def note_duplicates(checkpoint: Checkpoint) -> None:
 
 def some(names: set[str]) -> str:
     """The first few of a set of names, for a sentence."""
-    shown = [name[:120] for name in sorted(names)[:_NAMED]]
+    shown = [excerpt(name, 120) for name in sorted(names)[:_NAMED]]
     return ", ".join(shown) + (", ..." if len(names) > _NAMED else "")

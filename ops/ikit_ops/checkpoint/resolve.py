@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.checkpoint import files, local
 from ikit_ops.checkpoint.model import Checkpoint
 
@@ -46,7 +46,8 @@ def read_checkpoint(
     if path is not None:
         if revision is not None:
             raise OpError(
-                f"revision {revision[:60]!r} was given, but {model[:120]!r} is a local path",
+                f"revision {excerpt(revision, 60)!r} was given, but {excerpt(model, 120)!r} is a "
+                "local path",
                 "leave revision out, or give the Hub id",
             )
         return _read_path(path, weights, progress)
@@ -61,11 +62,11 @@ def read_checkpoint(
         )
     ):
         raise OpError(
-            f"{model[:200]!r}: no such file or folder", "give an existing path, or a Hub id"
+            f"{excerpt(model, 200)!r}: no such file or folder", "give an existing path, or a Hub id"
         )
     if not HUB_ID.fullmatch(model) or ".." in model or "--" in model:
         raise OpError(
-            f"{model[:200]!r} is neither an existing path nor a Hub id (owner/name)",
+            f"{excerpt(model, 200)!r} is neither an existing path nor a Hub id (owner/name)",
             "give a model folder, a .gguf file, a config.json or a Hub id",
         )
     from ikit_ops.checkpoint import hub  # only Hub ids need the client, half a second of import

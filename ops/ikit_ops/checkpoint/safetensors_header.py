@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.checkpoint.dtypes import SAFETENSORS_BITS
 
 MAX_HEADER_BYTES = 100_000_000
@@ -133,7 +133,9 @@ def parse_header(raw: bytes, file_size: int | None, name: str) -> Header:
         odd = _looks_odd(raw, len(entries), metadata)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if len(raw) > _CAREFUL_BYTES:
-            raise OpError(f"{name}: invalid header: {str(error)[:200]}", REDOWNLOAD) from None
+            raise OpError(
+                f"{name}: invalid header: {excerpt(str(error), 200)}", REDOWNLOAD
+            ) from None
         odd = True  # the careful reader names the fault, or knows better
     if odd and len(raw) <= _CAREFUL_BYTES:
         entries, metadata = _read_carefully(raw, name)
@@ -239,7 +241,9 @@ def _read_carefully(raw: bytes, name: str) -> tuple[dict[str, TensorEntry], dict
     try:
         top = json.loads(raw, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
-        raise OpError(f"{name}: invalid JSON in header: {str(error)[:120]}", REDOWNLOAD) from None
+        raise OpError(
+            f"{name}: invalid JSON in header: {excerpt(str(error), 120)}", REDOWNLOAD
+        ) from None
     if not isinstance(top, _Pairs):
         raise OpError(f"{name}: the header is not a JSON object", REDOWNLOAD)
     seen: dict[str, Any] = {}
@@ -321,4 +325,4 @@ def _depth(value: Any) -> int:
 
 def _short(text: str) -> str:
     """A name from a file, made safe for one line of an error."""
-    return repr(text if len(text) <= 120 else text[:117] + "...")
+    return repr(text if len(text) <= 120 else excerpt(text, 117) + "...")

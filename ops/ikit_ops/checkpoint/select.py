@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -99,19 +99,20 @@ def _files_of_index(names: set[str], weight_map: dict[str, str]) -> list[str]:
     for name in files:
         if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
             raise OpError(
-                f"{INDEX_NAME}: names {name[:120]!r}, which is a path and not a file of the model",
+                f"{INDEX_NAME}: names {excerpt(name, 120)!r}, which is a path and not a file of "
+                "the model",
                 "use the index that the model's author published",
             )
         if not name.endswith(".safetensors"):
             raise OpError(
-                f"{INDEX_NAME}: names {name[:120]!r}, which is not a safetensors file",
+                f"{INDEX_NAME}: names {excerpt(name, 120)!r}, which is not a safetensors file",
                 "use the index that the model's author published",
             )
     missing = [name for name in files if name not in names]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise OpError(
-            f"{INDEX_NAME}: names {missing[0][:120]}{more}, which is absent",
+            f"{INDEX_NAME}: names {excerpt(missing[0], 120)}{more}, which is absent",
             "finish the download of the model",
         )
     if not files:
@@ -131,8 +132,8 @@ def _check_numbering(files: list[str]) -> None:
         if len(present) != total or min(present) != 1 or max(present) != total:
             first = next((p for p in range(1, total + 1) if p not in present), total)
             raise OpError(
-                f"{stem[:120]}-{first:05d}-of-{total:05d} is absent: {len(present)} of {total} "
-                "shards are there",
+                f"{excerpt(stem, 120)}-{first:05d}-of-{total:05d} is absent: {len(present)} of "
+                f"{total} shards are there",
                 "finish the download of the model",
             )
 

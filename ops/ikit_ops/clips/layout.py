@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.reader import MAX_TOLD, DumpReader
 from ikit_ops.clips.recorder import (
     FORMAT,
     LATENT_DTYPES,
@@ -40,7 +40,7 @@ def layout_problems(
     problems = []
     if reader.meta.get("format") != FORMAT:
         problems.append(
-            f"metadata format is {reader.meta.get('format', '')[:40]!r}, not {FORMAT!r}"
+            f"metadata format is {reader.meta.get('format', '')[:MAX_TOLD]!r}, not {FORMAT!r}"
         )
     if reader.request is None:
         problems.append("metadata request is no JSON object")

@@ -29,6 +29,7 @@ from ikit_ops.clips.recorder import (
 )
 
 MAX_DUMP_BYTES = 256 << 30
+MAX_TOLD = 16_384  # of a name: who shows it redacts it whole, and cuts it shorter
 
 
 class DumpReader:
@@ -138,7 +139,7 @@ class DumpReader:
         try:
             return self._entries[name]
         except KeyError:
-            raise StepDumpError(f"there is no {name[:80]}") from None
+            raise StepDumpError(f"there is no {name[:MAX_TOLD]}") from None
 
     def _read_header(self) -> None:
         first = self._file.read(8)
@@ -195,12 +196,12 @@ def _entries_of(
     """Each tensor's dtype, shape, begin and end in the file: they tile it without a hole."""
     entries: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
     for name, entry in described.items():
-        shown = name[:80]
+        shown = name[:MAX_TOLD]
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise StepDumpError(f"{shown}: its entry is not dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-            raise StepDumpError(f"{shown}: dtype {str(dtype)[:20]!r} is not known")
+            raise StepDumpError(f"{shown}: dtype {str(dtype)[:MAX_TOLD]!r} is not known")
         if not _whole_numbers(shape) or len(shape) > 16:
             raise StepDumpError(f"{shown}: its shape is no list of sizes")
         if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

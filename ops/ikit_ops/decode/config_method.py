@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.decode.count import count_caches, layer_rows
 from ikit_ops.decode.formats import quantization_name
 from ikit_ops.decode.kv import KvLayer, KvPlan
@@ -104,13 +104,13 @@ def _check_family(config: ModelConfig) -> None:
         value = config.get(key)
         if value:
             raise OpError(
-                f"config.json has {key}={str(value)[:40]}: a mixture of experts cannot be counted "
-                "from a configuration",
+                f"config.json has {key}={excerpt(str(value), 40)}: a mixture of experts cannot be "
+                "counted from a configuration",
                 "give the model folder or its Hub id, so that the headers can be read",
             )
     if config.family not in FAMILIES:
         raise OpError(
-            f"config.json has model_type={config.family[:60] or None!r}: {covers}",
+            f"config.json has model_type={excerpt(config.family, 60) or None!r}: {covers}",
             "give the model folder or its Hub id, so that the headers can be read",
         )
     for key in _DECIDES_OTHERWISE:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.decode import embedding, mtp, settle
 from ikit_ops.decode.experts import LayerExperts, by_shape, declares_experts, layer_experts
@@ -178,7 +179,7 @@ def _doubts(
         counts.doubt("step", why)
     unknown = [slot for slot in slots if slot.place.role == "unknown"]
     if unknown:
-        names = sorted({slot.name[:120] for slot in unknown})
+        names = sorted({excerpt(slot.name, 120) for slot in unknown})
         counts.doubt(
             "weights",
             f"{sum(s.count for s in unknown)} tensors of unknown use, counted as read: "

@@ -12,6 +12,7 @@ skips ``lm_head.`` when tied): the matrix counts once, the copy is dead.
 
 from __future__ import annotations
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.model_config import ModelConfig
 from ikit_ops.decode.tally import Counts, Options, add_read
 from ikit_ops.decode.weights import Slot
@@ -64,7 +65,7 @@ def _check_height(table: list[Slot], config: ModelConfig, counts: Counts) -> Non
         if packed and not _positions(slot):
             counts.doubt(
                 "embedding_row",
-                f"{slot.name[:120]} has {slot.shape[0]} rows for {vocabulary} tokens",
+                f"{excerpt(slot.name, 120)} has {slot.shape[0]} rows for {vocabulary} tokens",
                 rows(slot, 1),
             )
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.model_config import EXPERT_COUNT_KEYS, TOP_K_KEYS, ModelConfig, whole
 from ikit_ops.decode.weights import Slot
 
@@ -158,8 +159,8 @@ def _fused(
             result.stored -= slot.stored
         elif result.doubt is None:
             result.doubt = (
-                f"{slot.name[:120]} has shape {list(slot.shape)}: its first dimension is not the "
-                f"{declared} experts that config.json says"
+                f"{excerpt(slot.name, 120)} has shape {list(slot.shape)}: its first dimension is "
+                f"not the {declared} experts that config.json says"
             )
 
 

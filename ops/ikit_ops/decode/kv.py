@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.formats import UNPACKED
 from ikit_ops.decode.mixers import FUSED_QKV, Mixer
 from ikit_ops.decode.model_config import ModelConfig, whole
@@ -164,7 +165,7 @@ def _one_layer(
     if len(softmax) > 1:
         return None, "more than one attention in a layer"
     if mixer.strange:
-        names = ", ".join(name[:60] for name in mixer.strange[:3])
+        names = ", ".join(excerpt(name, 60) for name in mixer.strange[:3])
         return None, f"attention tensors of an unknown kind ({names})"
     if mixer.family == "query_only":
         return None, "stores queries but no keys, and config.json shares no cache"
@@ -203,7 +204,8 @@ def _latent(
         return None, "an indexer, but config.json has no index_topk and index_head_dim"
     other = next((key for key in config.text if _strange_index(str(key), config)), None)
     if other is not None:
-        return None, f"{other[:60]} in config.json: an indexer of a kind that is not defined here"
+        other = excerpt(other, 60)
+        return None, f"{other} in config.json: an indexer of a kind that is not defined here"
     keys = mixer.slot("indexer.wk") or mixer.slot("indexer.attn_k")
     if keys is not None and keys.dtype in UNPACKED and keys.shape[:1] != (width,):
         return None, f"config.json says indexer keys of {width}, their weights {list(keys.shape)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.checkpoint.model import Checkpoint
 from ikit_ops.decode.kv import spans
 from ikit_ops.decode.model_config import ModelConfig
@@ -49,7 +50,7 @@ def _source(checkpoint: Checkpoint, counts: Counts, dtype: str | None) -> Iterat
         yield f"headers are those of the Hub cache's snapshot, commit {checkpoint.revision}"
     yield from checkpoint.notes
     if checkpoint.skipped:
-        named = "; ".join(f"{name[:80]} ({why})" for name, why in checkpoint.skipped[:3])
+        named = "; ".join(f"{excerpt(name, 80)} ({why})" for name, why in checkpoint.skipped[:3])
         more = f"; {len(checkpoint.skipped) - 3} more" if len(checkpoint.skipped) > 3 else ""
         yield f"files left out: {named}{more}"
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.decode.vocabulary import words
 
 MAX_LAYERS = 10_000
@@ -238,7 +238,8 @@ def whole(value: Any, key: str) -> int:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_VALUE:
         raise OpError(
-            f"config.json: {key} is {str(value)[:60]!r}, not a whole number", "check config.json"
+            f"config.json: {key} is {excerpt(str(value), 60)!r}, not a whole number",
+            "check config.json",
         )
     return value
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.model_config import ModelConfig, whole
 from ikit_ops.decode.vocabulary import words
 
@@ -124,7 +125,7 @@ def _apart(config: ModelConfig, layer: int) -> LayerKind | None:
     """A layer that is described apart from the others, in keys that are not read here."""
     for key in config.at_layer(layer):
         if key not in _READ_BY_LAYER:
-            why = f"per_layer_config in config.json gives it {str(key)[:60]} of its own"
+            why = f"per_layer_config in config.json gives it {excerpt(str(key), 60)} of its own"
             return LayerKind("unknown", None, why)
     blocks = config.listed("block_configs") or []
     block = blocks[layer] if layer < len(blocks) else None
@@ -151,7 +152,7 @@ def _with_span(kind: Kind | str, config: ModelConfig) -> LayerKind:
         return LayerKind("chunked", chunk) if chunk else LayerKind("full")
     if kind in ("full", "recurrent", "hybrid", "none"):
         return LayerKind(kind)  # type: ignore[arg-type]  # narrowed by the test above
-    return LayerKind("unknown", None, f"layer type {str(kind)[:60]!r} is not known")
+    return LayerKind("unknown", None, f"layer type {excerpt(str(kind), 60)!r} is not known")
 
 
 def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
@@ -165,7 +166,7 @@ def _without_pattern(config: ModelConfig, layer: int) -> LayerKind:
         first = config.integer("max_window_layers") or 0
         used = config.get("use_sliding_window") is True
         if used and "_moe" in family:  # Qwen2-MoE and Qwen3-MoE choose them by other rules
-            why = f"{family[:60]} uses its sliding_window, but in which layers is not said"
+            why = f"{excerpt(family, 60)} uses its sliding_window, but in which layers is not said"
             return LayerKind("unknown", window, why, stated=False)
         sliding = used and layer >= first
         return LayerKind("sliding", window, stated=False) if sliding else everything
@@ -186,7 +187,7 @@ def _undefined(config: ModelConfig) -> LayerKind | None:
     for part in (config.text, inner if isinstance(inner, dict) else {}):
         for key, value in part.items():
             if _sets_windows(str(key), value) or _lists_layers(str(key), value):
-                why = f"{str(key)[:60]} in config.json is not defined here"
+                why = f"{excerpt(str(key), 60)} in config.json is not defined here"
                 return LayerKind("unknown", None, why, stated=False)
     return None
 

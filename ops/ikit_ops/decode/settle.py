@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.model_config import ModelConfig
 from ikit_ops.decode.names import CROSS_ATTENTION, MIXER
 from ikit_ops.decode.weights import Slot
@@ -77,4 +78,4 @@ def another_step(config: ModelConfig) -> Iterator[str]:
         if {"loop", "loops"}.intersection(str(key).split("_")) and type(value) is int:
             why = _TWICE  # iQuest's loop_num
         if why is not None and value not in (None, False, 0, 1):
-            yield f"{str(key)[:60]} in config.json: {why}"
+            yield f"{excerpt(str(key), 60)} in config.json: {why}"

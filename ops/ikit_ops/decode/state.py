@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.decode.kv import spans
 from ikit_ops.decode.mixers import Mixer
 from ikit_ops.decode.model_config import ModelConfig, whole
@@ -83,13 +84,13 @@ def plan_state(
     for index in range(layers):
         for mixer in mixers.get(index, []):
             if mixer.family == "unknown":
-                names = ", ".join(name[:60] for name in sorted(mixer.modules)[:3])
+                names = ", ".join(excerpt(name, 60) for name in sorted(mixer.modules)[:3])
                 doubts.setdefault(f"a token mixer of an unknown kind ({names})", []).append(index)
             elif mixer.family in RECURRENT_FAMILIES:
                 families.add(mixer.family)
                 found = _SIZES[mixer.family](config, mixer)
                 if mixer.strange:
-                    names = ", ".join(name[:60] for name in mixer.strange[:3])
+                    names = ", ".join(excerpt(name, 60) for name in mixer.strange[:3])
                     why = f"{mixer.family} with tensors of an unknown kind ({names})"
                     doubts.setdefault(why, []).append(index)
                 if isinstance(found, str):

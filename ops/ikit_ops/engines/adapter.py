@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ikit_mcp.call import Call, Device
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 
 if TYPE_CHECKING:
     from ikit_ops.engines.gates import Check, Seen
@@ -173,7 +173,8 @@ def key_values(arguments: Sequence[str]) -> dict[str, Any]:
         key = key.strip().lstrip("-").replace("-", "_")
         if not equals or not key.isidentifier():
             raise OpError(
-                f"engine_args: {item[:80]!r} is not key=value", 'for example ["max_model_len=4096"]'
+                f"engine_args: {excerpt(item, 80)!r} is not key=value",
+                'for example ["max_model_len=4096"]',
             )
         if key in found:
             raise OpError(f"engine_args: {key} is given twice", "give it once")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ikit_mcp.call import Call
 from ikit_mcp.evidence.record import EvidenceRecord
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.engines.adapter import Plan
 
 _KV_BITS = {
@@ -155,5 +155,5 @@ def _differs(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = excerpt(str(value), 10_000)  # redacted before it is cut
     return text if len(text) <= 60 else "…" + text[-59:]

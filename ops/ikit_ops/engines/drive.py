@@ -15,7 +15,6 @@ measured is not lost.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import threading
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Cancelled, one_line
+from ikit_mcp.call import Call, Cancelled, log_ends, one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.engines import replay
 from ikit_ops.engines import result as results
@@ -281,17 +280,14 @@ def is_configuration(line: str) -> bool:
 
 
 def read_log(path: Path) -> list[str]:
-    """The lines of a log, without colours, each cut; of a long log its head and its tail."""
+    """The lines of a log, without colours, each cut; of a long log its head and its tail.
+
+    They hold no secret: what is cut here, or line by line later, was redacted as a whole.
+    """
     try:
         with results.open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(KEEP)
-            tail = b""
-            if size > len(head):
-                file.seek(max(size - KEEP, len(head)))
-                tail = b"\n" + file.read(KEEP)
+            text = log_ends(file, KEEP)
     except OSError:
         return []
-    text = (head + tail).decode("utf-8", "replace")
     lines = re.split(r"[\r\n]+", text)
     return [_COLOURS.sub("", line[:MAX_LOG_LINE]) for line in lines if line]

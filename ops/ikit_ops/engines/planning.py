@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, Device, one_line
-from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError
+from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError, excerpt
 from ikit_ops.engines import adapter_named, adapters
 from ikit_ops.engines.adapter import Adapter, Plan, json_or_text
 from ikit_ops.engines.again import names_threads
@@ -291,7 +291,9 @@ def chosen_devices(call: Call, asked: str) -> list[Device]:
         matching = [d for d in there if wanted in ("auto", d.id, d.uuid, d.id.split(":")[0])]
         if not matching:
             known = ", ".join(d.id for d in there)
-            raise OpError(f"device {wanted[:60]!r} is not here", f"use one of: auto, {known}")
+            raise OpError(
+                f"device {excerpt(wanted, 60)!r} is not here", f"use one of: auto, {known}"
+            )
         found.append(matching[0])
     return found
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from ikit_mcp.registry import excerpt
+
 MAX_PROCESSES = 20
 REASONS = {
     0x1: "gpu_idle",
@@ -71,7 +73,8 @@ class NvidiaGpu:
 
     def _lose(self, why: str) -> None:
         self._nvml = None
-        self.missing = [f"GPU clocks, power, temperature and throttle reasons ({why[:120]})"]
+        why = excerpt(why, 120)
+        self.missing = [f"GPU clocks, power, temperature and throttle reasons ({why})"]
 
     def close(self) -> None:
         """Let go of the library."""
@@ -171,6 +174,7 @@ class UnreadGpu:
     name = "gpu"
 
     def __init__(self, why: str) -> None:
+        why = excerpt(why, 120)
         self.missing = [f"GPU clocks, power, temperature and throttle reasons ({why})"]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, Device
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.measure.rounds import Outcome, Progressing, answer_of, phases, rounds_of
 
 WORKER = Path(__file__).parent / "workers" / "gpu_bandwidth_worker.py"
@@ -106,7 +106,7 @@ def outcome(told: dict[str, Any]) -> GpuOutcome:
         verified=bool(told["verified"]),
         size_bytes=int(told["size_bytes"]),
         l2_bytes=told["l2_bytes"],
-        torch=str(told["torch"])[:60],
-        read_kernel=str(told["read_kernel"])[:60],
+        torch=excerpt(str(told["torch"]), 60),
+        read_kernel=excerpt(str(told["read_kernel"]), 60),
         kernels=told["kernels"],
     )

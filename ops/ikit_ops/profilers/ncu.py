@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ikit_mcp.call import Call, Device
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.profilers.adapter import Job, Left, Profiler, converted, has_device
 from ikit_ops.profilers.find import find_program
 
@@ -73,7 +73,8 @@ class Ncu(Profiler):
             argv = [sys.executable, "-I", str(READER), str(report)]
             return converted(call, argv, made, what, to_file=True), CSV
         raise OpError(
-            f"{report.name[:60]} is an Nsight Compute report; neither ncu nor ncu-report is here",
+            f"{excerpt(report.name, 60)} is an Nsight Compute report; neither ncu nor ncu-report "
+            "is here",
             "install the package ncu-report in this Python; or, where ncu is: ncu --import REPORT "
             "--csv --page raw --print-units base > FILE, and import FILE",
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ikit_mcp.call import Call, Device
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.profilers.adapter import Job, Left, Profiler, converted, has_device
 from ikit_ops.profilers.find import find_program
 from ikit_ops.profilers.isolation import namespace
@@ -78,7 +78,7 @@ class Nsys(Profiler):
         program = find_program("nsys")
         if program is None:
             raise OpError(
-                f"{report.name[:80]} is an Nsight Systems report, and nsys is not here",
+                f"{excerpt(report.name, 80)} is an Nsight Systems report, and nsys is not here",
                 "where nsys is: nsys export --type sqlite --force-overwrite true REPORT; then "
                 "import the .sqlite file",
             )

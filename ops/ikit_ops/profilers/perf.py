@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ikit_mcp.call import Call, Device
-from ikit_mcp.registry import OpError
+from ikit_mcp.registry import OpError, excerpt
 from ikit_ops.profilers.adapter import Job, Left, Profiler, converted
 from ikit_ops.profilers.find import find_program, perf_paranoia
 
@@ -62,7 +62,7 @@ class Perf(Profiler):
         program = find_program("perf")
         if program is None:
             raise OpError(
-                f"{report.name[:80]} is a perf file, and perf is not here",
+                f"{excerpt(report.name, 80)} is a perf file, and perf is not here",
                 "where perf is: perf script -i perf.data > FILE; then import FILE",
             )
         made = folder / "export.txt"

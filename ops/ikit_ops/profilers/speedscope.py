@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.profilers.capture import Capture
 from ikit_ops.profilers.limits import MAX_STRING, Reading, open_bytes, shown_name
 
@@ -88,7 +89,7 @@ def read(reading: Reading) -> Capture:
     try:
         told = msgspec.json.decode(bytes(data), type=File)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise reading.damaged(f"it is no speedscope file ({str(error)[:120]})") from None
+        raise reading.damaged(f"it is no speedscope file ({excerpt(str(error), 120)})") from None
     frames = told.shared.frames
     reading.count_names(len(frames))
     shares = _Shares(len(frames))

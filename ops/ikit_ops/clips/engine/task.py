@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ikit_ops.clips.engine import noise
-from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.reader import MAX_TOLD, DumpReader
 from ikit_ops.clips.recorder import StepDumpError
 
 # What a dump or a request can make a pipeline raise: shapes, types, missing fields, memory.
@@ -64,7 +64,7 @@ def _clip(
                 progress.tell("decoding")
                 made["clip"] = compare(reference, reader, clip)
     except FAILURES as error:
-        made["problem"] = f"{type(error).__name__}: {error}"[:600]
+        made["problem"] = f"{type(error).__name__}: {error}"[:MAX_TOLD]
     return made
 
 

@@ -38,6 +38,7 @@ TIMING = "ttft = first token - start of call; decode = (n - 1) / (last token - f
 PROMPT_RULE = "lo + int(r.random() * (hi - lo)), r = random.Random('SEED:LABEL')"
 MAX_LINE = 1 << 20
 MAX_ANSWER = 64 << 20
+MAX_TOLD = 16_384  # of an error: who shows it redacts it whole, and cuts it shorter
 FAILED = 3
 
 
@@ -324,7 +325,10 @@ def main(engine_class: type[Engine], session_class: type[Session] | None = None)
 def failure(phase: str, error: BaseException) -> dict[str, Any]:
     """What the result file says of a run that failed."""
     kind = "" if isinstance(error, Stopped) else type(error).__name__ + ": "
-    return {"format": RESULT_FORMAT, "error": {"phase": phase, "what": kind + str(error)[:2000]}}
+    return {
+        "format": RESULT_FORMAT,
+        "error": {"phase": phase, "what": kind + str(error)[:MAX_TOLD]},
+    }
 
 
 def close(session: Session, code: int) -> NoReturn:
@@ -438,7 +442,7 @@ def refusal(answer: http.client.HTTPResponse) -> str:
         message = error if isinstance(error, str) else str(error.get("message", ""))
     except (ValueError, AttributeError, RecursionError):
         message = ""
-    return f"the server answered {answer.status} {message[:300]}"
+    return f"the server answered {answer.status} {message[:MAX_TOLD]}"
 
 
 def parsed(lines: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]]]:
@@ -453,6 +457,7 @@ def parsed(lines: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]
             raise Stopped("the server streamed a line that is not JSON") from None
         if isinstance(value, dict):
             if "error" in value:
-                raise Stopped("the server streamed an error: " + str(value["error"])[:300])
+                said = str(value["error"])[:MAX_TOLD]
+                raise Stopped(f"the server streamed an error: {said}")
             found.append((stamp, value))
     return found

@@ -197,7 +197,7 @@ def counted(holder: dict[str, Any], name: str) -> int | None:
 
 def shown(value: Any) -> str:
     """A value as a short text."""
-    return json.dumps(value)[:80]
+    return json.dumps(value)[: harness.MAX_TOLD]
 
 
 WORDS = json.loads(
