@@ -137,6 +137,87 @@ def test_sampled_and_evented_speedscope_profiles_are_weighed(tmp_path: Path) -> 
     assert functions["main"]["object"] == "a.py" and capture.facts["exporter"] == "py-spy@0.4.0"
 
 
+def scope(*profiles: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"shared": SCOPE["shared"], "profiles": list(profiles), **more}
+
+
+def events(*told: tuple[str, int, float], **more: Any) -> dict[str, Any]:
+    listed = [{"type": kind, "frame": frame, "at": at} for kind, frame, at in told]
+    return {"type": "evented", "unit": "seconds", "events": listed, **more}
+
+
+def sampled(*weights: float, unit: str = "seconds") -> dict[str, Any]:
+    stacks = [[n % 3] for n in range(len(weights))]
+    return {"type": "sampled", "unit": unit, "samples": stacks, "weights": list(weights)}
+
+
+def shares(capture: Capture) -> dict[str, float | None]:
+    return {row["name"]: row["share"] for row in capture.functions or []}
+
+
+def test_time_of_a_frame_runs_to_the_bounds_of_its_profile(tmp_path: Path) -> None:
+    told = (("O", 0, 1), ("O", 1, 2), ("C", 1, 5), ("C", 0, 9))
+    whole = events(*told, startValue=0, endValue=10)
+    capture = read_text(tmp_path / "x.json", json.dumps(scope(whole)))
+    assert shares(capture) == {"main": 0.5, "work": 0.3}  # of 10 s: two were idle
+    assert capture.incomplete == [] and capture.limitations == []
+    assert [row["samples"] for row in capture.functions or []] == [None, None]
+    cut = events(*told[:2], startValue=0, endValue=10)
+    capture = read_text(tmp_path / "x.json", json.dumps(scope(cut)))
+    assert shares(capture) == {"main": 0.1, "work": 0.8}
+    assert capture.incomplete == ["2 frames are never closed: the profile may be cut off"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "what"),
+    [
+        (sampled(5, -4), "less than nothing"),
+        (sampled(1e308, 1e308), "too large"),
+        (events(("O", 0, 8), ("O", 1, 2), ("C", 1, 5), ("C", 0, 9)), "backwards"),
+        (events(("O", 0, 1), ("C", 0, 9), startValue=2), "backwards"),
+        (events(("O", 0, 1), ("C", 0, 9), endValue=8), "beyond its end"),
+        (events(("O", 0, 1), ("O", 1, 2), ("C", 0, 3)), "not the last one opened"),
+        (events(("X", 0, 1)), "not the last one opened"),
+    ],
+)
+def test_weights_and_times_that_cannot_be_are_refused(
+    tmp_path: Path, profile: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(Damaged, match=what):
+        read_text(tmp_path / "x.json", json.dumps(scope(profile)))
+
+
+def test_units_of_time_are_converted_and_others_have_no_common_share(tmp_path: Path) -> None:
+    both = scope(sampled(1), sampled(0, 1000, unit="milliseconds"))
+    capture = read_text(tmp_path / "x.json", json.dumps(both))
+    assert shares(capture) == {"main": 0.5, "work": 0.5} and capture.incomplete == []
+    other = scope(sampled(1), sampled(0, 1000, unit="bytes"))
+    capture = read_text(tmp_path / "x.json", json.dumps(other))
+    assert shares(capture) == {"main": None, "work": None}
+    assert capture.incomplete == ["profiles of different units are in one file: no shares of both"]
+
+
+def test_profiles_of_an_unknown_type_are_said_to_be_left_out(tmp_path: Path) -> None:
+    capture = read_text(tmp_path / "x.json", json.dumps(scope(sampled(1), {"type": "new"})))
+    assert shares(capture) == {"main": 1.0}
+    assert capture.incomplete == ["1 profiles are of an unknown type: they were left out"]
+
+
+@pytest.mark.parametrize("order", [("shared", "profiles"), ("profiles", "shared")])
+@pytest.mark.parametrize("schema", [True, False])
+def test_speedscope_is_known_wherever_its_schema_stands_and_without_it(
+    tmp_path: Path, order: tuple[str, str], schema: bool
+) -> None:
+    frames = [{"name": "n" * 60}] * 2_000
+    profile = {"type": "sampled", "unit": "none", "samples": [[0]] * 30_000}
+    parts: dict[str, Any] = {"shared": {"frames": frames}, "profiles": [profile]}
+    told = {"exporter": "x", **{key: parts[key] for key in order}}
+    text = json.dumps(told | ({"$schema": SCOPE["$schema"]} if schema else {}))
+    assert text.find("$schema") == -1 or text.find("$schema") > 64 << 10
+    capture = read_text(tmp_path / "x.json", text)
+    assert (capture.format, capture.facts["samples"]) == ("speedscope", 30_000)
+
+
 @pytest.mark.parametrize(
     "change",
     [

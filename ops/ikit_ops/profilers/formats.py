@@ -20,6 +20,7 @@ from ikit_ops.profilers import (
     perf_output,
     rocpd,
     rocprof_csv,
+    rocprof_stats,
     speedscope,
 )
 from ikit_ops.profilers.capture import Capture
@@ -54,7 +55,7 @@ def detect(reading: Reading) -> str:
         if head.startswith(magic):
             return name
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    found = _of_json(text, head) or _of_lines(text)
+    found = _of_json(text) or _of_lines(text)
     if found is None:
         raise OpError(
             f"{reading.label}: the format was not recognised",
@@ -64,11 +65,11 @@ def detect(reading: Reading) -> str:
     return found
 
 
-def _of_json(text: str, head: bytes) -> str | None:
+def _of_json(text: str) -> str | None:
     """The format of a JSON file, or None for what is none."""
     if text[:1] not in ("{", "["):
         return None
-    if speedscope.MARK in head:
+    if speedscope.is_begin(text):
         return speedscope.FORMAT
     if '"counter-value"' in text:
         return perf_output.STAT
@@ -98,7 +99,7 @@ def _of_lines(text: str) -> str | None:
         header = header_of(row)
         if ncu_csv.is_raw(header) or ncu_csv.is_details(header):
             return ncu_csv.FORMAT
-        if rocprof_csv.is_trace(header) or rocprof_csv.is_stats(header):
+        if rocprof_csv.is_trace(header) or rocprof_stats.is_stats(header):
             return rocprof_csv.FORMAT
         if nsys_stats.is_header(header):
             return nsys_stats.FORMAT
