@@ -48,10 +48,14 @@ inspector: $(VENV)/dev
 
 # Benchmarks of real engines, each in a Python of its own that is built once and kept by version
 # in the user's cache folder: engines-transformers (1.2 GB), engines-vllm (3.5 GB), engines-sglang.
-# A target skips with a printed reason where its packages cannot be had.
+# engines-llamacpp compiles llama-bench and llama-server there (10 minutes of two cores, 27 MB).
+# A target skips with a printed reason where its packages, or a compiler, cannot be had.
+ENGINE_TESTS = tests/integration/test_bench_$*.py
+engines-llamacpp: ENGINE_TESTS = tests/integration/test_bench_llama_binaries.py
+
 engines-%: $(VENV)/dev
-	@if $(BIN)/python tests/helpers/engine_pythons.py $*; then \
-	  IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_bench_$*.py; \
+	@if PYTHONPATH=tests $(BIN)/python -m helpers.engine_pythons $*; then \
+	  IKIT_TEST_ENGINES=$* $(BIN)/pytest $(PYTEST_ARGS) $(ENGINE_TESTS); \
 	elif [ $$? -ne 3 ]; then exit 1; fi
 
 # NVIDIA's real profilers from Debian's packages (519 MB, kept in the user's cache folder) on this

@@ -3,9 +3,10 @@
 Engines pin what others need otherwise, and some take gigabytes: each set has a virtual
 environment of its own, built when it is absent, so that only a new machine pays.
 
-    python tests/helpers/engine_pythons.py vllm
+    python -m helpers.engine_pythons vllm
 
 builds one and prints its interpreter.  torch is always pinned: unpinned it is a CUDA build.
+``llamacpp`` is no Python but two programs (``llama_cpp_binaries``), and is built the same way.
 """
 
 from __future__ import annotations
@@ -119,11 +120,25 @@ def build(name: str) -> Path:
 
 
 def main() -> int:
-    """Build one and print its interpreter; 3, with the reason, where its packages are not had."""
+    """Build one and print where it is; 3, with the reason, where its packages are not had."""
+    if sys.argv[1] == "llamacpp":
+        return _programs()
     try:
         print(build(sys.argv[1]))
     except subprocess.CalledProcessError as error:
         print(f"{sys.argv[1]}: SKIPPED: its packages cannot be had ({error})")
+        return 3
+    return 0
+
+
+def _programs() -> int:
+    """The same for the programs of llama.cpp: what does not compile is a failure, no reason."""
+    from helpers import llama_cpp_binaries  # imports this module
+
+    try:
+        print(llama_cpp_binaries.build())
+    except llama_cpp_binaries.Unavailable as error:
+        print(f"llamacpp: SKIPPED: {error}")
         return 3
     return 0
 
