@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ikit_ops.profilers import formats, report, tables
+from ikit_ops.profilers import formats, ncu, report, tables
 from ikit_ops.profilers.capture import Capture
 from ikit_ops.profilers.limits import Damaged, Reading
 
@@ -188,3 +190,54 @@ def test_whole_numbers_are_exact_up_to_what_64_bits_hold() -> None:
     assert tables.whole_number(str(2**63)) is None and tables.whole_number("1" * 20) is None
     assert tables.integral("1,024.000") == 1024 and tables.integral("1.5") is None
     assert tables.integral("") is None and tables.integral("1e300") is None
+
+
+# --- the package ncu-report -----------------------------------------------------------------
+
+LIBRARY = """
+class Metric:
+    def unit(self): return "ns"
+    def as_double(self): return 1500.0
+
+class Action:
+    def name(self, *base): return "gemm(int)"
+    def metric_by_name(self, name): return Metric() if name == "gpu__time_duration.sum" else None
+
+class Range:
+    def num_actions(self): return 1
+    def action_by_idx(self, number): return Action()
+
+class Report:
+    def num_ranges(self): return 1
+    def range_by_idx(self, number): return Range()
+
+def load_report(path): return Report()
+"""
+
+
+@pytest.mark.parametrize("file", ["ncu_report/__init__.py", "ncu_report.py"])
+def test_a_package_that_only_this_process_finds_is_found_by_the_isolated_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    made = tmp_path / "packages" / file
+    made.parent.mkdir(parents=True)
+    made.write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    folder = ncu.reader_folder()
+    assert folder == tmp_path / "packages"
+    argv = [sys.executable, "-I", str(ncu.READER), "x.ncu-rep", str(folder)]
+    done = subprocess.run(argv, capture_output=True, timeout=60, check=True)
+    capture = read_text(tmp_path / "x.csv", done.stdout.decode("ascii"))
+    assert rows_of(capture) == [("gemm(int)", 1, 1_500)]
+    monkeypatch.chdir(folder)
+    assert ncu.reader_folder() is None  # whoever owns that folder is not asked to read reports
+
+
+def test_a_package_that_is_not_there_or_is_no_module_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ncu_report").mkdir()  # a folder without any code is a namespace, and no library
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ncu.reader_folder() is None
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    assert ncu.reader_folder() is None

@@ -69,8 +69,8 @@ class Ncu(Profiler):
             argv = [program, "--import", str(report), "--csv", "--page", "raw",
                     "--print-units", "base"]  # fmt: skip
             return converted(call, argv, made, what, to_file=True), CSV
-        if importlib.util.find_spec("ncu_report") is not None:
-            argv = [sys.executable, "-I", str(READER), str(report)]
+        if (package := reader_folder()) is not None:
+            argv = [sys.executable, "-I", str(READER), str(report), str(package)]
             return converted(call, argv, made, what, to_file=True), CSV
         raise OpError(
             f"{excerpt(report.name, 60)} is an Nsight Compute report; neither ncu nor ncu-report "
@@ -78,6 +78,23 @@ class Ncu(Profiler):
             "install the package ncu-report in this Python; or, where ncu is: ncu --import REPORT "
             "--csv --page raw --print-units base > FILE, and import FILE",
         )
+
+
+def reader_folder() -> Path | None:
+    """The folder that NVIDIA's package ``ncu_report`` lies in; None where it is not installed.
+
+    The reader's process is isolated: it looks neither at PYTHONPATH nor at the user's packages,
+    so the folder is told to it.  A module in the working folder is not taken for the package.
+    """
+    try:
+        found = importlib.util.find_spec("ncu_report")
+    except (ImportError, ValueError):
+        return None
+    if found is None or found.origin is None:
+        return None
+    file = Path(found.origin).absolute()
+    folder = file.parent.parent if found.submodule_search_locations else file.parent
+    return None if folder == Path.cwd() else folder
 
 
 PROFILER = Ncu()

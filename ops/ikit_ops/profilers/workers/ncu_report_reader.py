@@ -24,7 +24,9 @@ METRICS = (
 
 
 def main() -> int:
-    """Print the table of the report that is the one argument."""
+    """Print the table of a report, the first argument; the second is the library's folder."""
+    # Last, so that nothing that lies beside the library stands in for a module of Python's.
+    sys.path += sys.argv[2:3]
     import ncu_report  # type: ignore[import-not-found, unused-ignore]  # only where it is installed
 
     context = ncu_report.load_report(sys.argv[1])
