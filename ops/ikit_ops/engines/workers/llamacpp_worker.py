@@ -7,7 +7,9 @@ The server's own ``predicted_ms`` covers the n - 1 steps after the first token; 
 beside our stamps, and a request of one token has none.
 
 ``llama-bench`` measures without sampling and without a server; its samples become rounds.
-Its JSON repeats what was asked for, so it runs with ``-v``: what it did is in its log.
+Its JSON repeats what was asked for, so it runs with ``-v``: what it did is in its log.  Both
+ways agree within a few tenths of a per cent where tokens are dear; to sample one of 131,072
+costs the server of b11434 about 2 % of a token of 12 ms, which llama-bench does not pay.
 """
 
 from __future__ import annotations
