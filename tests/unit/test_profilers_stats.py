@@ -10,6 +10,7 @@ import pytest
 
 from ikit_ops.profilers import formats, nsys_reports, report
 from ikit_ops.profilers.capture import Capture, Kernel, KernelKey, Tally, tally_rows
+from ikit_ops.profilers.categories import short_name_of
 from ikit_ops.profilers.limits import Damaged, Reading
 
 TIMES = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns)"
@@ -383,3 +384,17 @@ def test_a_capture_without_any_time_has_null_totals_and_shares() -> None:
     capture.kernels = [*(capture.kernels or []), Kernel(KernelKey("norm"), timed)]
     rows = report.draft(capture, report.Context("derived", "x")).data["kernels"]
     assert [(row["name"], row["share"]) for row in rows] == [("norm", 1.0), ("gemm", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("[CUDA memcpy Host-to-Device]", "[CUDA memcpy Host-to-Device]"),
+        ("my range", "my range"),
+        ("void k<int>(int) [clone .kd]", "k"),
+        ("gemm [clone .kd]", "gemm"),
+        ("unsigned int at::foo(int)", "foo"),
+    ],
+)
+def test_what_is_no_function_is_not_cut_at_its_spaces(name: str, short: str) -> None:
+    assert short_name_of(name) == short

@@ -90,7 +90,9 @@ def _base(text: str) -> tuple[str, str]:
     """``(function name, first template argument)`` of a demangled name."""
     text = text.replace("(anonymous namespace)", "_anonymous_").replace("<unnamed>", "_unnamed_")
     cut = next((n for n, c in enumerate(text) if c in "<("), len(text))
-    head = text[:cut].strip()
+    head = text[:cut].partition(" [clone ")[0].strip()
+    if text.startswith("[") or (cut == len(text) and " " in head):
+        return text.strip(), ""  # no function: a copy, or a range that somebody named in words
     words = head.split("::")[-1].split()
     base = words[-1] if words else ""
     found = _WORD.search(text, cut + 1) if text[cut : cut + 1] == "<" else None
