@@ -307,7 +307,7 @@ def _moved(options: Mapping[str, str | bool]) -> dict[str, Any]:
     for name in ("n_cpu_moe", "ncmoe"):
         if (count := options.get(name)) not in (None, "0"):
             found["n_cpu_moe"] = count
-    for name in ("override_tensor", "ot"):
+    for name in ("override_tensor", "ot"):  # codespell:ignore ot
         if (moved := options.get(name)) is not None:
             found["tensor_buft_overrides"] = moved
     return found
