@@ -7,6 +7,10 @@ Writing must not slow the engine.  When the shapes are known, so is every byte o
 and every offset: the file is made in its full size before the first step, so that a full disk
 is found before any work is done, and a bounded background writer puts each step into its
 place.  After the last step nothing is left to do but the rename.
+
+An engine that is killed while it writes leaves a file of the whole size under a temporary name.
+That name says which process wrote it, and the process holds a lock on it; the next engine that
+writes there removes what nobody holds and whose process is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import math
 import os
 import queue
 import re
+import stat
 import struct
 import sys
 import threading
@@ -51,6 +56,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 STEP_KEY = re.compile(r"step\.(0|[1-9][0-9]{0,8})\.([a-z][a-z0-9_]{0,31})\.(x|out|x_next)")
 FINAL_KEY = re.compile(r"final\.([a-z][a-z0-9_]{0,31})")
 _STREAM = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_PARTIAL = re.compile(r"\.([0-9]{1,10})(?:-([0-9]{1,20}))?-[0-9a-f]{32}\.partial")
+_CLEARED: set[tuple[int, str]] = set()
 
 Dtype = str | tuple[str, str]
 """A stream's dtype, or the dtype of the first x and that of everything after it."""
@@ -111,7 +118,11 @@ class StepRecorder:
             "request": json.dumps(self.request),
         }
         self._directory = Path(directory)
-        self._partial = self._directory / f".{os.getpid()}-{uuid.uuid4().hex}.partial"
+        mine = f".{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex}.partial"
+        self._partial = self._directory / mine
+        if (key := (os.getpid(), str(directory))) not in _CLEARED:
+            _CLEARED.add(key)
+            clear_leftovers(directory)
         self._sigmas: dict[int, tuple[float, float]] = {}
         self._kept: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
         self._writer: _Writer | None = None
@@ -167,6 +178,8 @@ class StepRecorder:
                 raise StepDumpError(f"the dump lacks {what} ({len(missing)} tensors lack)")
             if self._writer is not None:
                 self._writer.finish()
+                if sys.platform == "win32":  # there, an open file cannot be renamed
+                    self._writer.close()
             self._partial.replace(target)
         except OSError as error:
             self.abort()
@@ -174,6 +187,8 @@ class StepRecorder:
         except StepDumpError:
             self.abort()
             raise
+        if self._writer is not None:  # locked until it has its name
+            self._writer.close()
         self._writer = None
         return target
 
@@ -321,6 +336,7 @@ class _Writer:
             raise StepDumpError(
                 f"no dump can be made in {path.parent}: {error.strerror}"
             ) from error
+        _lock(self._fd)
         try:
             _reserve(self._fd, size)
             _write_all(self._fd, header, 0)
@@ -363,10 +379,9 @@ class _Writer:
         self._work.put((offset, buffer, size))
 
     def finish(self) -> None:
-        """Wait until everything is written; OSError when something could not be."""
+        """Wait until everything is written; StepDumpError when something could not be."""
         self._work.put(None)
         self._thread.join()
-        self._close()
         self._raise()
 
     def stop(self) -> None:
@@ -374,9 +389,10 @@ class _Writer:
         self._error = self._error or OSError(errno.ECANCELED, "given up")
         self._work.put(None)
         self._thread.join()
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let the file go, and its lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -395,6 +411,67 @@ class _Writer:
                     self._error = error
             self._free.put(buffer)
             self._work.task_done()
+
+
+def clear_leftovers(directory: str | os.PathLike[str]) -> int:
+    """Remove what killed engines left half-written in a directory; how many files that were.
+
+    Such a file is a regular one of this user, the process in its name is gone (another process
+    that has its number now does not count), and nobody holds its lock: containers that share a
+    folder do not see each other's processes.  Where locks cannot be had, nothing is removed.
+    """
+    removed = 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            found = _PARTIAL.fullmatch(name)
+            if found is not None and not _lives(int(found[1]), found[2]):
+                removed += _remove_unheld(Path(directory) / name)
+    return removed
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks since the boot; 0 where that is not told."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return line.rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+def _lives(pid: int, started: str | None) -> bool:
+    """Whether the process that wrote a file is still there, as far as can be seen."""
+    if sys.platform == "win32":
+        return True  # there, asking with signal 0 would end it
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return started in (None, "0") or _started(pid) in ("0", started)
+
+
+def _lock(fd: int) -> bool:
+    """Take a file's lock; False where another holds it, or locks cannot be had."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl  # not on every platform
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _remove_unheld(path: Path) -> bool:
+    """Remove a regular file of this user that nobody holds; whether it was."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            info = os.fstat(file.fileno())
+            own = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+            if own and _lock(file.fileno()):
+                path.unlink()
+                return True
+    return False
 
 
 def _reserve(fd: int, size: int) -> None:
