@@ -305,7 +305,8 @@ def _flag(argv: Sequence[str], index: int, following: str | None) -> str | None:
     """What refuses the word as a flag, ``--name``, ``--name=value`` or ``--env=NAME=value``."""
     word = argv[index]
     name, equals, value = word.partition("=")
-    if name in LITERAL_FLAGS or (word[:2] in ("-u", "-H") and word[:3] != word[:2]):
+    # Glued (-uNAME:PASSWORD, -HName: value) they hold a colon; -ub is an option of its own.
+    if name in LITERAL_FLAGS or (word[:2] in ("-u", "-H") and ":" in word[2:]):
         return None if _of_python(argv, index) else f"flag {name[:2] if name[1] != '-' else name}"
     if name.startswith("-") and re.search(r"[A-Za-z]{2}", name):
         given = value if equals else following

@@ -211,6 +211,7 @@ def test_a_secret_is_found_wherever_it_stands_on_the_line(argv: list[str]) -> No
     "argv",
     [
         ["python3.11", "-u", "-m", "vllm.entrypoints.openai.api_server"],
+        ["llama-server", "-ub", "512"],
         ["nsys", "profile", "-o", "report", "/usr/bin/python", "-S", "-u", "worker.py"],
         ["python", "-c", "import os; print(os.environ)"],
         ["serve", "--speculative-config", '{"method":"eagle","num_speculative_tokens":3}'],
