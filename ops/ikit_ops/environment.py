@@ -132,7 +132,9 @@ def _engines(call: Call, warnings: list[str]) -> Iterator[dict[str, Any]]:
             warnings.append(one_line(f"IKIT_PYTHONS: {error.what}"))
     for program in PROGRAMS:
         if path := find.find_program(program):
-            version = find.version_of(call, [path, "--version"])
+            from ikit_ops.engines.llamacpp import program_version  # rarely there: spared at start
+
+            version = program_version(call, path)
             yield {"engine": "llamacpp", "version": version, "python": None, "program": path}
 
 
