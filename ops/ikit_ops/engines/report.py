@@ -240,8 +240,8 @@ def limitations(measured: Measured) -> list[str]:
     lines += [
         f"batch 1, at contexts {plan.prompt_len} to {plan.prompt_len + plan.gen_len}; rates at "
         "other contexts differ",
-        "prompts are random tokens, sampling is greedy: what depends on text (routing of "
-        "experts, drafts) is not that of real text",
+        "prompts are random tokens, decoding is greedy or feeds random tokens too: what depends on "
+        "text (routing of experts, drafts) is not that of real text",
         "one run: it cannot carry a comparison with another run",
         "prefill_tok_s is prompt tokens / TTFT, the first token's own step included",
     ]
