@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -15,6 +16,12 @@ from typing import Any
 from fakes import clips
 
 
+def mp4_of(data: bytes, rest: bytes = b"") -> bytes:
+    """What looks like an mp4: a box that says so, and one that holds the data's hash."""
+    inside = b"mdat" + hashlib.sha256(data).digest() + rest
+    return b"\0\0\0\x18ftypisom\0\0\2\0isommp42" + (4 + len(inside)).to_bytes(4, "big") + inside
+
+
 class Clips:
     """What the server does; a test sets what it needs."""
 
@@ -23,6 +30,7 @@ class Clips:
         self.seconds = 0.0
         self.stages = True
         self.cache = False
+        self.one_at_a_time = False
         self.same = False
         self.status: Callable[[int], int] = lambda number: 200
         self.headers: dict[str, str] = {}
@@ -36,7 +44,7 @@ class Clips:
         self.most = 0
         self._now = 0
         self._known: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def answer(self, path: str, kind: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         """Status, body and headers of one POST."""
@@ -50,17 +58,22 @@ class Clips:
             known = self.cache and body in self._known
             self._known.add(body)
         self.hold.wait(20)
-        started = time.perf_counter()
-        if not known and self.seconds:
-            threading.Event().wait(self.seconds)
-        spent = (time.perf_counter() - started) * 1e3
+        with self._turn if self.one_at_a_time else contextlib.nullcontext():
+            started = time.perf_counter()
+            if not known and self.seconds:
+                threading.Event().wait(self.seconds)
+            spent = (time.perf_counter() - started) * 1e3
         with self._lock:
             self._now -= 1
         status = self.status(number)
         if status != 200:
             return status, json.dumps({"error": f"no\nclip {number}"}).encode(), {}
-        mp4 = b"the same" if self.same else b"mp4 of " + hashlib.sha256(body).digest()
-        headers = {"X-Video-Sha256": hashlib.sha256(mp4).hexdigest(), "X-Model": "fake"}
+        mp4 = mp4_of(b"the same" if self.same else body)
+        headers = {
+            "Content-Type": "video/mp4",
+            "X-Video-Sha256": hashlib.sha256(mp4).hexdigest(),
+            "X-Model": "fake",
+        }
         if self.stages:
             denoise = 0.0 if known else spent
             headers |= {
@@ -99,12 +112,13 @@ def serving() -> Iterator[tuple[str, Clips]]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # the client may have gone
+                self.end_headers()
+                self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", doing
