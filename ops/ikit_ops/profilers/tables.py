@@ -64,14 +64,6 @@ class Header:
         """The whole number in a column, exact however large; None where it is none."""
         return whole_number(self.cell(row, name))
 
-    def nanoseconds(self, row: list[str], name: str) -> int | None:
-        """The time in a column as ns, by the unit of its header."""
-        scale = TIME_UNITS.get(self.units.get(name, "ns"))
-        if scale == 1.0 and (exact := self.whole(row, name)) is not None:
-            return exact
-        value = self.number(row, name)
-        return None if value is None or scale is None else round(value * scale)
-
 
 def number(text: str) -> float | None:
     """A number as profilers print it, thousands commas and all; None for anything else."""
