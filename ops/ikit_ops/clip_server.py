@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, Cancelled, one_line
+from ikit_mcp.evidence.canonical import canonical_bytes
 from ikit_mcp.registry import READS, Arg, OpError, operation
 from ikit_ops.clips import manifest, torchside
+from ikit_ops.clips.engine import recipes
 
 SERVER = Path(torchside.__file__).parent / "engine" / "server.py"
 FOREVER = float("inf")
 LOG_CAP = 1 << 30
+_SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})$")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @operation(
@@ -60,7 +66,8 @@ def serve_clips(
         raise OpError(f"model {one_line(model)} has no model_index.json", "give a diffusers model")
     if not target.is_dir():
         raise OpError(f"dumps {one_line(dumps)} is no directory", "make it, and give its path")
-    followed = manifest.Recipe() if recipe is None else manifest.read_recipe(Path(recipe))
+    followed = _recipe(recipe, folder)
+    _port_is_free(port)
     python = torchside.find_python(call, ("torch", "diffusers", "transformers", "av"))
     if python is None:
         raise OpError(
@@ -79,13 +86,56 @@ def serve_clips(
         "queue": queue,
         "threads": threads or cpu.usable_threads or cpu.threads,
         "recipe": followed.fields,
-        "recipe_sha256": followed.sha256,
+        "recipe_members": _members(followed),
         "address": str(address),
     }
     path = call.folder / "server.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps(config), encoding="utf-8")
     return _run(call, python, path, address, target)
+
+
+def _recipe(path: str | None, model: Path) -> manifest.Recipe:
+    """The recipe of a file; OpError when a flow-match Euler engine of the model cannot follow it.
+
+    Which model a folder holds is told by its place in the Hub's cache alone; elsewhere the
+    recipe's word is taken.
+    """
+    if path is None:
+        return manifest.Recipe()
+    followed = manifest.read_recipe(Path(path))
+    try:
+        recipes.check(followed.fields)
+        if found := _SNAPSHOT.search(model.as_posix()):
+            for name, there in (("model", found[1].replace("--", "/", 1)), ("revision", found[2])):
+                named = followed.fields.get(name)
+                exact = name == "model" or (named and _COMMIT.fullmatch(named))
+                if named and exact and named != there:
+                    raise recipes.RecipeError(f"the recipe's {name} is {named}, here is {there}")
+    except recipes.RecipeError as error:
+        raise OpError(
+            one_line(str(error)), "serve another recipe: a dump may not name what was not followed"
+        ) from None
+    return followed
+
+
+def _members(recipe: manifest.Recipe) -> dict[str, str] | None:
+    """The canonical JSON of each field: what the recipe's hash is made of.  None: no recipe."""
+    if recipe.sha256 is None:
+        return None
+    return {name: canonical_bytes(value).decode() for name, value in recipe.fields.items()}
+
+
+def _port_is_free(port: int) -> None:
+    """OpError when somebody listens there already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise OpError(
+                f"port {port} cannot be served: {error.strerror}", "choose another, or 0 for any"
+            ) from None
 
 
 def _run(call: Call, python: str, config: Path, address: Path, dumps: Path) -> dict[str, Any]:
@@ -111,13 +161,19 @@ def _run(call: Call, python: str, config: Path, address: Path, dumps: Path) -> d
     finally:
         stop.set()
         teller.join()
-    lines = [one_line(line) for line in ended.stdout.splitlines() if line.strip()]
+    if ended.returncode and ended.returncode < 0:
+        raise OpError(f"the clip server was ended by signal {-ended.returncode}",
+                      "see whether the machine ran out of memory, and start it again")  # fmt: skip
     if ended.returncode:
-        raise OpError(
-            f"the clip server ended with {ended.returncode}: {' / '.join(lines[-3:])}",
-            "see the last lines",
-        )
+        raise OpError(f"the clip server ended with {ended.returncode}: {_last_words(ended.stdout)}",
+                      "mend what it says, and start it again")  # fmt: skip
     return {"summary": "the clip server ended", "returncode": ended.returncode}
+
+
+def _last_words(log: str) -> str:
+    """The last line of a log that is no part of a traceback: there the reason is."""
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith(" ")]
+    return one_line(lines[-1]) if lines else "it said nothing"
 
 
 def _tell(call: Call, address: Path, stop: threading.Event) -> None:

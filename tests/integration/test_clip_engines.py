@@ -7,6 +7,7 @@ everything else runs here.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -26,7 +27,9 @@ import pytest
 
 from helpers import clips_python
 from helpers.bench import run_here
+from ikit_mcp.evidence.canonical import canonical_bytes
 from ikit_ops.clips.client import Server
+from ikit_ops.clips.reader import DumpReader
 
 if os.environ.get("IKIT_TEST_CLIPS") != "1":
     pytest.skip("minutes long: make clips runs these", allow_module_level=True)
@@ -167,6 +170,8 @@ def test_requests_that_cannot_be_served_are_told_and_leave_nothing(
         }
         assert ask(url, "POST", "/clips", {**asked, "colour": "red"})[0] == 422
         assert ask(url, "POST", "/clips", b"{")[0] == 400
+        assert ask(url, "POST", "/clips", {**asked, "steps": 1})[0] == 422  # no schedule of one
+        assert ask(url, "POST", "/clips", {**asked, "fps": 10**400})[0] == 422
         assert ask(url, "POST", "/other", asked)[0] == 404
         assert ask(url, "GET", "/other")[0] == 404
         assert json.loads(ask(url, "GET", "/v1/models")[1])["data"][0]["id"] == model.name
@@ -197,6 +202,57 @@ def test_requests_that_cannot_be_served_are_told_and_leave_nothing(
         moved.chmod(0o700)
 
 
+def test_a_server_that_is_asked_to_end_leaves_nothing_unfinished(
+    tmp_path: Path, model: Path, recipe: Path
+) -> None:
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    answers: list[int] = []
+    with serving(model, dumps, recipe, tmp_path / "home", "--dtype", "fp32") as (url, _):
+        asked = {**SMALL, "seed": 1, "steps": 200}
+        lane = threading.Thread(target=lambda: answers.append(ask(url, "POST", "/clips", asked)[0]))
+        lane.start()
+        while not list(dumps.glob(".*.partial")):
+            threading.Event().wait(0.01)
+    lane.join()
+    assert answers[0] != 200
+    assert list(dumps.iterdir()) == []
+
+
+def test_a_server_takes_prompts_of_all_the_world_and_its_own_model_name_in_any_script(
+    tmp_path: Path, model: Path, recipe: Path
+) -> None:
+    dumps, named = tmp_path / "dumps", tmp_path / "模型"
+    dumps.mkdir()
+    shutil.copytree(model, named)
+    prompt = "\n赤い凧 é 🎬\r\n"
+    mark = "mark-7f3a"
+    fields = {"prompt": prompt, "negative_prompt": "grå", "size": "64x64", "num_frames": "9",
+              "num_inference_steps": "2", "seed": "3", "noise_seed": "4"}  # fmt: skip
+    parts = "".join(
+        f'--{mark}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    )
+    with serving(named, dumps, recipe, tmp_path / "home", "--dtype", "fp32") as (url, _):
+        connection = Server.of(url).connect(100)
+        connection.request(
+            "POST", "/v1/videos/sync", f"{parts}--{mark}--\r\n".encode(),
+            {"Content-Type": f"Multipart/Form-Data; boundary={mark}"},
+        )  # fmt: skip
+        response = connection.getresponse()
+        assert (response.status, response.read()[4:8]) == (200, b"ftyp")
+        headers = response.headers
+        connection.close()
+    assert headers["X-Model"] == "%E6%A8%A1%E5%9E%8B"
+    with DumpReader(dumps / f"{headers['X-Video-Sha256']}.safetensors") as reader:
+        request = reader.request or {}
+        assert (request["prompt"], request["seed"], request["noise_seed"]) == (prompt, 3, 4)
+        followed = json.loads(reader.meta["recipe"])
+        assert followed == {**RECIPE, "negative_prompt": "grå"}
+        digest = hashlib.sha256(canonical_bytes(followed)).hexdigest()
+        assert reader.meta["recipe_sha256"] == headers["X-Recipe-Sha256"] == digest
+
+
 def test_a_server_that_is_killed_while_it_writes_leaves_no_named_dump(
     tmp_path: Path, model: Path, recipe: Path
 ) -> None:
@@ -213,13 +269,15 @@ def test_a_server_that_is_killed_while_it_writes_leaves_no_named_dump(
                 child.kill()
         lane.join()
         process.wait(60)
-    assert [path for path in dumps.iterdir() if path.suffix == ".safetensors"] == []
+    assert [path.suffix for path in dumps.iterdir()] == [".partial"]
     line = {"video": str(tmp_path / "clip.mp4"), "request": asked}
     (tmp_path / "clip.mp4").write_bytes(b"never answered")
     manifest = tmp_path / "clips.jsonl"
     manifest.write_text(json.dumps(line) + "\n", encoding="utf-8")
     record = run_here(tmp_path / "home", "clip_steps", manifest=str(manifest), dumps=str(dumps))
     assert record.get("data", "verdict") == "no_dump"
+    with serving(model, dumps, recipe, tmp_path / "home", "--dtype", "fp32"):
+        assert list(dumps.iterdir()) == []  # the next server cleared it
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(

@@ -15,8 +15,7 @@ Unpacking is a permutation, so it is done here and costs no bit.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +26,9 @@ from ikit_ops.clips.recorder import StepRecorder
 
 class Sink(Protocol):
     """Hears of every step, in the pipeline's own layout."""
+
+    def begin(self) -> None:
+        """The schedule is set: denoising begins (LTX-2 sets one for each of its streams)."""
 
     def step(
         self, stream: str, index: int, x: Any, out: Any, x_next: Any, sigma: float, after: float
@@ -40,18 +42,25 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
     _sink: Sink | None = None
     _stream = "video"
     _levels: list[float]
-    began: float = 0.0
-    """When the schedule was set, in ms of ``perf_counter``: denoising begins there."""
+    _listed: Sequence[float] | None = None
+    sigmas: Any
+    timesteps: Any
 
     @classmethod
-    def of(cls, scheduler: Any, sink: Sink, stream: str = "video") -> RecordingFlowMatchEuler:
-        """A recording scheduler of the same configuration; ValueError for another sampler."""
+    def of(
+        cls, scheduler: Any, sink: Sink, stream: str = "video",
+        levels: Sequence[float] | None = None,
+    ) -> RecordingFlowMatchEuler:  # fmt: skip
+        """A recording scheduler of the same configuration; ValueError for another sampler.
+
+        ``levels`` are the noise levels to step along, the last one 0, in place of its schedule.
+        """
         if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
             raise ValueError(f"{type(scheduler).__name__} is not a flow-match Euler scheduler")
         if scheduler.config.get("stochastic_sampling"):
             raise ValueError("stochastic sampling adds noise to each step, which no dump holds")
         made: RecordingFlowMatchEuler = cls.from_config(scheduler.config)
-        made._sink, made._stream = sink, stream
+        made._sink, made._stream, made._listed = sink, stream, levels
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordingFlowMatchEuler:
@@ -59,7 +68,7 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
         if self._sink is None:
             copied: RecordingFlowMatchEuler = type(self).from_config(self.config)
             return copied
-        return type(self).of(self, self._sink, "audio")
+        return type(self).of(self, self._sink, "audio", self._listed)
 
     @functools.wraps(
         FlowMatchEulerDiscreteScheduler.set_timesteps
@@ -67,8 +76,11 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
     def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
         """The parent's schedule; its levels are kept as floats, without a copy at each step."""
         super().set_timesteps(*args, **kwargs)
+        if self._listed is not None:
+            fix_levels(self, self._listed)
         self._levels = [float(level) for level in self.sigmas.tolist()]
-        self.began = time.perf_counter() * 1e3
+        if self._sink is not None:
+            self._sink.begin()
 
     def step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """The parent's step; what came in and what goes out is told to the sink."""
@@ -85,6 +97,14 @@ class RecordingFlowMatchEuler(FlowMatchEulerDiscreteScheduler):  # type: ignore[
         return result
 
 
+def fix_levels(scheduler: Any, levels: Sequence[float]) -> None:
+    """Put these noise levels (N of the steps and the last) in place of a schedule that was set."""
+    device = scheduler.sigmas.device
+    scheduler.sigmas = torch.tensor(list(levels), dtype=torch.float32, device=device)
+    scheduler.timesteps = scheduler.sigmas[:-1] * scheduler.config.num_train_timesteps
+    scheduler.num_inference_steps = len(levels) - 1
+
+
 class RecorderSink:
     """Writes the steps into a dump, each unpacked to the layout of the initial noise."""
 
@@ -92,7 +112,10 @@ class RecorderSink:
         self, recorder: StepRecorder, unpack: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
     ) -> None:
         self._recorder, self._unpack = recorder, unpack
-        self._steps = int(recorder.request["steps"])
+        self.steps = int(recorder.request["steps"])
+
+    def begin(self) -> None:
+        """Nothing is recorded of the schedule but the steps' own levels."""
 
     def step(
         self, stream: str, index: int, x: Any, out: Any, x_next: Any, sigma: float, after: float
@@ -101,5 +124,5 @@ class RecorderSink:
         unpack = self._unpack[stream]
         last = unpack(x_next)
         self._recorder.step(index, stream, unpack(x), unpack(out), last, sigma, after)
-        if index == self._steps - 1:
+        if index == self.steps - 1:
             self._recorder.final(stream, last)

@@ -10,7 +10,10 @@ only, and no code of theirs is run.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,9 @@ from typing import Any
 
 import diffusers
 import torch
+
+from ikit_ops.clips.engine import recipes
+from ikit_ops.clips.engine.asked import Able
 
 Unpack = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,16 +48,15 @@ class Family:
 
     pipeline: str
     size: int
-    group: int
     audio: bool = False
     fps: str | None = "frame_rate"
     x0_space: bool = False
 
 
 FAMILIES = {
-    "LTXPipeline": Family("LTXPipeline", 32, 8),
-    "LTX2Pipeline": Family("LTX2Pipeline", 32, 8, audio=True, x0_space=True),
-    "WanPipeline": Family("WanPipeline", 16, 4, fps=None),
+    "LTXPipeline": Family("LTXPipeline", 32),
+    "LTX2Pipeline": Family("LTX2Pipeline", 32, audio=True, x0_space=True),
+    "WanPipeline": Family("WanPipeline", 16, fps=None),
 }
 
 
@@ -92,27 +97,81 @@ def family(pipe: Any) -> Family:
     return FAMILIES[type(pipe).__name__]
 
 
-def size_problems(kind: Family, request: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(field, value, nearest valid value) of each size that the model cannot make."""
-    found = []
-    for name in ("width", "height"):
-        nearest = max(1, round(request[name] / kind.size)) * kind.size
-        if request[name] != nearest:
-            found.append((name, request[name], nearest))
-    frames = request["num_frames"]
-    nearest = round((frames - 1) / kind.group) * kind.group + 1
-    if frames != nearest:
-        found.append(("num_frames", frames, nearest))
-    return found
+def able(pipe: Any, recipe: Mapping[str, Any]) -> Able:
+    """What a loaded pipeline can make under a recipe; ValueError when it cannot follow it.
+
+    The multiples are what the pipeline insists on (``Family.size``) and what its own decoder
+    and patches need: a Wan of another decoder or patch takes other sizes than its sisters.
+    """
+    recipes.check(recipe)
+    check_call(pipe, recipe)
+    kind = family(pipe)
+    spatial, temporal = compression(pipe)
+    patch_t, patch_h, patch_w = patches(pipe)
+    levels = recipes.levels(recipe)
+    return Able(
+        shapes=lambda request: shapes(pipe, request),
+        audio=kind.audio,
+        width=math.lcm(kind.size, spatial * patch_w),
+        height=math.lcm(kind.size, spatial * patch_h),
+        group=temporal,
+        patch_frames=patch_t,
+        least_steps=least_steps(pipe.scheduler),
+        steps=None if levels is None else len(levels) - 1,
+        latents=recipe.get("latents") or None,
+    )
+
+
+def compression(pipe: Any) -> tuple[int, int]:
+    """Pixels of a side, and frames, that a place of the latent stands for."""
+    if family(pipe).pipeline == "WanPipeline":
+        return int(pipe.vae_scale_factor_spatial), int(pipe.vae_scale_factor_temporal)
+    return int(pipe.vae_spatial_compression_ratio), int(pipe.vae_temporal_compression_ratio)
+
+
+def patches(pipe: Any) -> tuple[int, int, int]:
+    """The latent places of one token: in time, height and width."""
+    if family(pipe).pipeline == "WanPipeline":
+        time, height, width = pipe.transformer.config.patch_size
+        return int(time), int(height), int(width)
+    side = int(pipe.transformer_spatial_patch_size)
+    return int(pipe.transformer_temporal_patch_size), side, side
+
+
+def least_steps(scheduler: Any) -> int:
+    """The fewest steps whose schedule is one: finite and falling.
+
+    A schedule that is stretched to end at a level of its own has no single step.
+    """
+    for steps in (1, 2):
+        tried = type(scheduler).from_config(scheduler.config)
+        sigmas = [1 - step / steps for step in range(steps)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dividing by zero is what is looked for
+            tried.set_timesteps(sigmas=sigmas, mu=1.0)
+        found = [float(level) for level in tried.sigmas.tolist()]
+        if all(a > b for a, b in itertools.pairwise(found)):
+            return steps
+    return 3
+
+
+def check_call(pipe: Any, recipe: Mapping[str, Any]) -> None:
+    """ModelError when the recipe's call has an argument that is not the pipeline's to set."""
+    kind = family(pipe)
+    known = set(inspect.signature(type(pipe).__call__).parameters) - RESERVED
+    if unknown := sorted(set(recipe.get("call") or {}) - known):
+        raise ModelError(f"the recipe's call has {unknown[0]}, which {kind.pipeline} does not take")
 
 
 def arguments(pipe: Any, request: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline's arguments for a request under a recipe; ModelError for an unknown one."""
+    """The pipeline's arguments for a request under a recipe; ModelError for an unknown one.
+
+    Noise levels that the recipe lists are none of them: they are set in the scheduler, after
+    whatever a pipeline makes of its own.
+    """
+    check_call(pipe, recipe)
     kind = family(pipe)
-    known = set(inspect.signature(type(pipe).__call__).parameters) - RESERVED
     extra = dict(recipe.get("call") or {})
-    if unknown := sorted(set(extra) - known):
-        raise ModelError(f"the recipe's call has {unknown[0]}, which {kind.pipeline} does not take")
     made: dict[str, Any] = {
         "prompt": request["prompt"],
         "negative_prompt": recipe.get("negative_prompt") or "",
@@ -133,11 +192,7 @@ def arguments(pipe: Any, request: Mapping[str, Any], recipe: Mapping[str, Any]) 
 def shapes(pipe: Any, request: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The latent shape of each stream for a request: [1, C, F, H, W] and [1, C, L, M]."""
     kind = family(pipe)
-    if kind.pipeline == "WanPipeline":
-        spatial, temporal = pipe.vae_scale_factor_spatial, pipe.vae_scale_factor_temporal
-    else:
-        spatial = pipe.vae_spatial_compression_ratio
-        temporal = pipe.vae_temporal_compression_ratio
+    spatial, temporal = compression(pipe)
     made: dict[str, tuple[int, ...]] = {
         "video": (
             1,
