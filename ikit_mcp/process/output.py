@@ -27,6 +27,8 @@ from ikit_mcp.registry import OpError
 KEEP_BYTES = 64 << 10
 """How much of each end of an output is kept as text, unless the caller says otherwise."""
 
+HEADLESS = "[... what was before is left out ...]\n"
+
 
 class Output:
     """One output file of a child, open for reading and appending in this process.
@@ -84,7 +86,8 @@ def log_end(file: BinaryIO, keep: int, *, headless: bool = False) -> str:
     """The whole lines in the last ``keep`` bytes of an open log, as text without secrets.
 
     ``headless``: the log was emptied while it was written, so that its first line is the rest
-    of one.  What the rest of a secret looks like nobody knows, so that line is left out.
+    of one.  What the rest of a secret looks like nobody knows, so that line is left out, and
+    another one says so.
     """
     safe, size = redactor(), os.fstat(file.fileno()).st_size
     wide = min(size, keep + 2 * safe.reach)
@@ -94,8 +97,8 @@ def log_end(file: BinaryIO, keep: int, *, headless: bool = False) -> str:
     if headless and whole:
         tail = _KEY_END.sub("", tail)
         line = _LINE.match(tail) or _WORD.match(tail)
-        tail = tail[line.end() :] if line else ""
-    elif not whole and (line := _LINE.match(tail)):
+        return HEADLESS + safe.loose_ends(tail[line.end() :] if line else "")
+    if not whole and (line := _LINE.match(tail)):
         tail = tail[line.end() :] or tail
     return safe.loose_ends(tail)
 

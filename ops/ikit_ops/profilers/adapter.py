@@ -82,6 +82,8 @@ class Profiler:
     program = ""
     """The executable; empty for one that runs inside the target's Python."""
     version_words: tuple[str, ...] = ("--version",)
+    inside = False
+    """Whether it lives in the target's own process, and dies with it."""
 
     def version(self, call: Call, path: str | None) -> str | None:
         """The version that the program prints, or None when it does not run."""

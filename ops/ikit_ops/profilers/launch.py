@@ -6,11 +6,13 @@ target prints goes to a log that is cut while it grows; the log is evidence of w
 not of where time went.
 
 Time that runs out is not a failure: the profiler is interrupted, writes what it has, and the
-record says that it is a part.
+record says that it is a part.  A target that ignores the interrupt is killed halfway through the
+grace, without its profiler.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -21,10 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Cancelled, Device, one_line
+from ikit_mcp.call import Call, Cancelled, Device, log_end, one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.profilers import find, profilers
 from ikit_ops.profilers.adapter import PROFILER_LOG, STARTED, TARGET_LOG, Job, Left, Profiler
+from ikit_ops.profilers.holders import kill_holders
 
 LOG_CAP = 32 << 20
 KEPT_LOG = 512 << 10
@@ -47,6 +50,7 @@ class Run:
     timed_out: bool
     incomplete: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    log_cut: bool = False
 
 
 def choose(call: Call, name: str, devices: Sequence[Device]) -> tuple[Profiler, dict[str, Any]]:
@@ -125,7 +129,8 @@ def run(
     target, log = job.folder / TARGET_LOG, job.folder / PROFILER_LOG
     target.touch(mode=0o600)
     for attempt in range(ATTEMPTS):
-        with _watched(call, profiler.title, target) as watch:
+        last = math.inf if profiler.inside else timeout + grace / 2
+        with _watched(_Watch(call, profiler.title, target, last)) as watch:
             ended = call.run(
                 profiler.command(job), timeout=timeout, grace=grace, env=env, cwd=cwd,
                 stdout_path=log, stderr_path=log, byte_cap=LOG_CAP,
@@ -137,7 +142,7 @@ def run(
             continue  # its agent did not come up in time: seen of nsys on busy machines
         break
     if left is None:
-        raise _no_report(profiler, ended, target, log, timeout)
+        raise _no_report(profiler, ended, watch, log, timeout)
     call.search([left.report, *left.searched])
     done = Run(left, ended.seconds, ended.returncode, ended.timed_out)
     _judge(done, ended, watch, timeout)
@@ -150,6 +155,8 @@ def _judge(done: Run, ended: Any, watch: _Watch, timeout: float) -> None:
         done.incomplete.append(
             f"the run was ended after {timeout:g} s, the timeout: the report covers what was before"
         )
+        if watch.killed:
+            done.incomplete.append("processes of the target ignored the interrupt, and were killed")
         if ended.killed:
             done.incomplete.append("the profiler did not end within its grace and was killed")
     elif ended.capped:
@@ -160,10 +167,11 @@ def _judge(done: Run, ended: Any, watch: _Watch, timeout: float) -> None:
     if ended.survivors:
         done.warnings.append(f"could not be ended: {one_line(', '.join(ended.survivors))}")
     if watch.cut:
+        done.log_cut = True
         done.warnings.append("the target's log grew too long: its beginning was dropped")
 
 
-def _no_report(profiler: Profiler, ended: Any, target: Path, log: Path, timeout: float) -> OpError:
+def _no_report(profiler: Profiler, ended: Any, watch: _Watch, log: Path, timeout: float) -> OpError:
     """The error of a run without a report: why, and what was said last."""
     if ended.returncode == NO_TORCH and profiler.name == "torch":
         return OpError(
@@ -172,68 +180,82 @@ def _no_report(profiler: Profiler, ended: Any, target: Path, log: Path, timeout:
     if ended.timed_out:
         why = f"it was ended after {timeout:g} s, the timeout"
         next_step = "give more timeout, or more grace: large reports take long to write"
+        if profiler.inside and ended.killed:
+            why += "; the target did not end within the grace, and the profiler lives inside of it"
+            next_step = (
+                "let the program end on SIGINT, give more grace, or use a profiler that lives "
+                "beside it (perf, nsys)"
+            )
     elif ended.returncode == NOT_FOUND:
         why, next_step = "the command was not found", "give its full path"
     else:
         what = f"status {ended.returncode}" if ended.signal is None else f"signal {ended.signal}"
         why, next_step = f"it ended with {what}", "run the command without a profiler first"
-    said = [f"  {line}" for line in [*last_lines(target), *last_lines(log)][-LAST_LINES:]]
+    lines = [*last_lines(watch.log, headless=watch.cut), *last_lines(log)]
+    said = [f"  {line}" for line in lines[-LAST_LINES:]]
     text = f"{profiler.title} left no report: {why}"
     return OpError("\n".join([text, *(["last lines:"] if said else []), *said]), next_step)
 
 
-def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
+def last_lines(path: Path, count: int = LAST_LINES, *, headless: bool = False) -> list[str]:
     """The last lines that say something, each short."""
-    text = log_text(path).decode("utf-8", "replace")
+    text = log_text(path, headless=headless)
     lines = [one_line(_COLOURS.sub("", line), 160) for line in text.splitlines()[-200:]]
     return [line for line in lines if line][-count:]
 
 
-def log_text(path: Path) -> bytes:
-    """The log; of a long one its end."""
+def log_text(path: Path, *, headless: bool = False) -> str:
+    """The log without secrets; of a long one its end.  ``headless``: it was cut while it grew."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > KEPT_LOG:
-                file.seek(size - KEPT_LOG)
-            return file.read(KEPT_LOG)
+            return log_end(file, KEPT_LOG, headless=headless)
     except OSError:
-        return b""
+        return ""
 
 
 @dataclass
 class _Watch:
-    """What was seen while the target ran."""
+    """Looks at a target while it runs, and what was seen of it.
 
+    ``last`` is when, in seconds from its start, a target that still runs is killed alone.
+    """
+
+    call: Call
+    title: str
+    log: Path
+    last: float = math.inf
     cut: bool = False
+    killed: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def keep(self) -> None:
+        """Tell that it runs, keep its log from filling the disk, and end it when it must."""
+        started = time.monotonic()
+        told = -HEARTBEAT_SECONDS
+        while True:
+            passed = time.monotonic() - started
+            if passed - told >= HEARTBEAT_SECONDS:
+                told = passed
+                try:
+                    self.call.progress(0, None, f"{self.title}: running ({passed:.0f} s so far)")
+                except Cancelled:
+                    return  # the run itself notices, and ends the target
+            if self.log.stat().st_size > LOG_CAP:
+                os.truncate(self.log, 0)  # the target appends: it goes on at the new end
+                self.cut = True
+            if passed > self.last and kill_holders(self.log):
+                self.killed = True
+            if self.stop.wait(LOOK_SECONDS):
+                return
 
 
 @contextmanager
-def _watched(call: Call, title: str, log: Path) -> Iterator[_Watch]:
-    """Tell that it runs, and keep the target's log from filling the disk."""
-    watch, stop = _Watch(), threading.Event()
-    thread = threading.Thread(target=_keep_watch, args=(call, title, log, watch, stop), daemon=True)
+def _watched(watch: _Watch) -> Iterator[_Watch]:
+    """Let it look while the body runs."""
+    thread = threading.Thread(target=watch.keep, name="profile-watch", daemon=True)
     thread.start()
     try:
         yield watch
     finally:
-        stop.set()
+        watch.stop.set()
         thread.join()
-
-
-def _keep_watch(call: Call, title: str, log: Path, watch: _Watch, stop: threading.Event) -> None:
-    started = time.monotonic()
-    told = -HEARTBEAT_SECONDS
-    while True:
-        passed = time.monotonic() - started
-        if passed - told >= HEARTBEAT_SECONDS:
-            told = passed
-            try:
-                call.progress(0, None, f"{title}: running ({passed:.0f} s so far)")
-            except Cancelled:
-                return  # the run itself notices, and ends the target
-        if log.stat().st_size > LOG_CAP:
-            os.truncate(log, 0)  # the target appends: it goes on at the new end
-            watch.cut = True
-        if stop.wait(LOOK_SECONDS):
-            return

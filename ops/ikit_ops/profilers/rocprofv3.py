@@ -20,6 +20,7 @@ class Rocprofv3(Profiler):
     title = "rocprofv3"
     rank = 20
     program = "rocprofv3"
+    inside = True
 
     def hindrance(self, version: str | None, devices: Sequence[Device]) -> str | None:
         """It needs an AMD GPU."""

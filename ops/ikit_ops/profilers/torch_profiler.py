@@ -30,6 +30,7 @@ class TorchProfiler(Profiler):
     name = "torch"
     title = "torch profiler"
     rank = 30
+    inside = True
 
     def version(self, call: Call, path: str | None) -> str | None:
         """The version of torch in this Python."""
