@@ -82,8 +82,8 @@ def _home(env: Mapping[str, str]) -> Path:
     """``IKIT_HOME``, else the platform's folder for a user's data."""
     if given := env.get("IKIT_HOME"):
         try:
-            return Path(given).expanduser().absolute()
-        except RuntimeError:  # ~somebody who is not a user here
+            return expanded(given)
+        except OpError:  # ~somebody who is not a user here
             raise OpError(
                 f"IKIT_HOME is {excerpt(given, 200)!r}, and there is no such user",
                 "set IKIT_HOME to a folder of your own",
@@ -358,6 +358,16 @@ def one_line(text: str, limit: int = MAX_TEXT) -> str:
     kept = secrets.head(text, limit * 8)
     line = " ".join(kept.translate(_UNSAFE).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def expanded(path: str) -> Path:
+    """The full path of a text from outside, ``~`` and ``~user`` replaced; OpError: nobody's."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise OpError(
+            f"{one_line(path, 120)}: there is no such user", "give the path in full"
+        ) from None
 
 
 def visible(text: str) -> str:

@@ -127,10 +127,12 @@ def import_profile(call: Call, path: str, format: str, bench_id: str | None) -> 
         OpError: the file is no capture, is damaged, or needs a tool that is not here.
     """
     from ikit_ops.profilers import formats, limits, report
-    from ikit_ops.profilers.target import propose_rest
+    from ikit_ops.profilers.target import propose_rest, require_trust
 
     source = limits.regular_file(path)
     bench = call.store.require(bench_id, "bench") if bench_id else None
+    if bench is not None:
+        require_trust(call, bench)
     reading = limits.Reading(
         source, lambda done, total: call.progress(done, total, "reading the capture")
     )
@@ -139,10 +141,13 @@ def import_profile(call: Call, path: str, format: str, bench_id: str | None) -> 
     capture = _converted(call, reading, name) if name in CONVERTED else formats.read(reading, name)
     context = _context(capture, bench, name)
     context.facts["source"] = {"name": reading.label, "bytes": size, "sha256": digest}
+    resolved = {"path": str(source), "format": name if name in FORMATS else capture.format}
+    if bench is not None:
+        resolved["bench_id"] = bench.evidence_id
     record = call.save(
         report.draft(capture, context),
         artifacts=report.artifacts_of(capture),
-        resolved={"path": str(source), "format": name if name in FORMATS else capture.format},
+        resolved=resolved,
         reply=report.REPLY,
     )
     propose_rest(call, record)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fakes.profiler_program import DEAF
 from helpers.bench import run_here
 from helpers.real_engines import engine_python
 from helpers.tiny_models import TINY, shared_gguf, write_folder
@@ -23,6 +24,7 @@ from ikit_mcp.registry import EXECUTES, MEASURES, OpError, load
 from ikit_mcp.runner import Control, Runner
 from ikit_ops.profilers.target import local_model
 
+DATA = Path(__file__).parents[1] / "data" / "profiles"
 SMALL: dict[str, Any] = {"prompt_len": 48, "gen_len": 64, "rounds": 2, "threads": 1}
 
 
@@ -67,7 +69,8 @@ def test_the_worker_of_a_benchmark_is_profiled_and_what_it_was_not_given_is_name
     monkeypatch.setenv("GGML_MADE_UP", "1")
     record = run_here(home, "profile", bench_id=bench_id(home), profiler="perf", steps=32)
     assert record.valid is True
-    assert record.summary.startswith("perf, 32 decode steps: most CPU time:")
+    # perf sees the process from its start: the load is in the capture, and the summary says so.
+    assert record.summary.startswith("perf, loading, warm-up and 32 decode steps: most CPU time:")
     assert record.get("provenance", "parents") == [bench_id(home)]
     assert record.get("identity", "engine", "name") == "llamacpp"
     assert record.get("identity", "workload", "gen_len") == 32
@@ -76,8 +79,9 @@ def test_the_worker_of_a_benchmark_is_profiled_and_what_it_was_not_given_is_name
         "1 engine variable of the benchmark was not passed on: GGML_MADE_UP" in x for x in limits
     )
     assert any("perf has no capture window" in line for line in limits)
-    differing = record.get("data", "config_differences")
-    assert differing[0]["field"] == "environment GGML_MADE_UP"
+    [differing] = record.get("data", "config_differences")  # the same flags, as far as they go
+    assert differing["field"] == "environment GGML_MADE_UP"
+    assert "flags of the profiled run" not in " ".join(record.get("coverage", "missing"))
     assert "GGML_MADE_UP" in record.get("data", "env_dropped")
     seen = [(f["object"] or "") + f["name"] for f in record.get("data", "functions")]
     assert any("ggml" in text or "llama" in text for text in seen)
@@ -88,24 +92,88 @@ def test_a_variable_that_is_kept_is_no_difference(
 ) -> None:
     if shutil.which("perf") is None:
         pytest.skip("perf is not here")
-    monkeypatch.setenv("GGML_MADE_UP", "1")
+    monkeypatch.setenv("GGML_MADE_UP", "another value")
     record = run_here(
-        home, "profile", bench_id=bench_id(home), profiler="perf", steps=16,
+        home, "profile", bench_id=bench_id(home)[:10], profiler="perf", steps=16,
         keep_env=["GGML_MADE_UP"], capture="all",
     )  # fmt: skip
-    fields = [row["field"] for row in record.get("data", "config_differences")]
-    assert "environment GGML_MADE_UP" not in fields
+    assert record.get("data", "config_differences") == []
     assert "GGML_MADE_UP" in record.get("data", "env_kept")
+    said = "values of variables are not compared, since records hold their names alone"
+    assert any(said in line and "GGML_MADE_UP" in line for line in record.get("limitations"))
+    # The beginning of an id names another record one day: the record has all of it.
+    request = record.get("provenance", "request")
+    assert request["args"]["bench_id"] == bench_id(home)
+    assert request["requested"]["bench_id"] == bench_id(home)[:10]
+    assert bench_id(home) in record.get("provenance", "reproduce")
+
+
+def test_what_the_profiled_run_has_and_the_benchmark_had_not_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not here")
+    for name in ("GGML_MADE_UP", "GGML_NEW"):
+        monkeypatch.setenv(name, "1")
+    record = run_here(
+        home, "profile", bench_id=bench_id(home), profiler="perf", steps=700,
+        keep_env=["GGML_MADE_UP", "GGML_NEW"],
+    )  # fmt: skip
+    rows = {
+        row["field"]: (row["benchmark"], row["profile"])
+        for row in record.get("data", "config_differences")
+    }
+    # 700 steps do not fit into the benchmark's context: that one is another.
+    assert rows == {"environment GGML_NEW": ("not set", "set"), "flag n_ctx": (256, 768)}
+    limits = record.get("limitations")
+    assert "1 engine variable was set that the benchmark did not have: GGML_NEW" in limits
+    assert any("than the benchmark's: 1 flag differs" in line for line in limits)
+
+
+def test_flags_that_only_a_log_tells_are_missing_when_the_log_is_not_whole(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not here")
+    monkeypatch.setattr("ikit_ops.profilers.launch.LOG_CAP", 2_000)  # perf itself says 200
+    monkeypatch.setattr("ikit_ops.profilers.launch.LOOK_SECONDS", 0.05)
+    record = run_here(home, "profile", bench_id=bench_id(home), profiler="perf", steps=8)
+    assert any("flags of the profiled run" in line for line in record.get("coverage", "missing"))
+    assert not [r for r in record.get("data", "config_differences") if "flag" in r["field"]]
 
 
 def test_with_a_signing_key_only_trusted_benchmarks_are_run_again(
     home: Path, tmp_path: Path
 ) -> None:
-    key = generate_key(tmp_path / "keys")["private"]
-    runner = Runner(load(None), Settings(home, signing_key=Path(key)))
-    request = runner.check("profile", {"bench_id": bench_id(home), "profiler": "perf"})
-    with pytest.raises(OpError, match="not signed by a trusted key"):
-        runner.here(request, Control(devices=frozenset(devices.uuids_of("auto"))))
+    """Unsigned, or signed by a key that nobody here trusts, is the same."""
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    ours = Path(generate_key(tmp_path / "ours")["private"])
+    theirs = Path(generate_key(tmp_path / "theirs")["private"])
+    asked = {"model": str(shared_gguf()), **SMALL}
+
+    def done(folder: str, key: Path | None, operation: str, **arguments: Any) -> EvidenceRecord:
+        runner = Runner(load(None), Settings(tmp_path / folder, signing_key=key))
+        request = runner.check(operation, arguments)
+        held = Control(devices=frozenset(devices.uuids_of("auto")))
+        record = runner.here(request, held).record
+        assert record is not None
+        return record
+
+    trusted = done("ours", ours, "bench", **asked)
+    store = Store(tmp_path / "ours")
+    assert (store.signature_state(trusted) or {})["trusted"] is True
+    trace = DATA / "torch_cuda_trace.json"
+    for signed in (theirs, None):
+        other = done("ours", signed, "bench", **asked)
+        state = store.signature_state(other)
+        assert state is None if signed is None else state is not None and not state["trusted"]
+        for operation, more in (("profile", {"profiler": "perf"}),
+                                ("import_profile", {"path": str(trace)})):  # fmt: skip
+            with pytest.raises(OpError, match="not signed by a trusted key"):
+                done("ours", ours, operation, bench_id=other.evidence_id, **more)
+    explained = done("ours", ours, "import_profile", path=str(trace), bench_id=trusted.evidence_id)
+    assert explained.get("provenance", "parents") == [trusted.evidence_id]
 
 
 def bench_record(model: str) -> EvidenceRecord:
@@ -130,6 +198,8 @@ def test_a_model_of_the_hub_is_run_from_the_cache_by_its_path_or_not_at_all(
     assert before.get("provenance", "request", "args", "model") == "acme/model"
     here = bench_record(str(tmp_path))
     assert local_model(here) is here
+    with pytest.raises(OpError, match="is not in the Hub's cache here"):
+        local_model(bench_record("~nobody-of-that-name/model"))
 
 
 def test_the_torch_profiler_sees_the_operators_of_a_real_script(home: Path, tmp_path: Path) -> None:
@@ -153,6 +223,18 @@ def test_the_torch_profiler_sees_the_operators_of_a_real_script(home: Path, tmp_
     assert record.folder is not None
     assert b"done" in (record.folder / "target.log").read_bytes()
     assert (record.folder / "report.json").stat().st_size > 1_000
+
+
+def test_a_script_in_which_torch_does_nothing_is_not_a_whole_capture(
+    home: Path, tmp_path: Path
+) -> None:
+    python = engine_python("transformers", always=True)
+    script = tmp_path / "idle.py"
+    script.write_text("print(sum(range(10**6)))\n", encoding="utf-8")
+    record = run_here(home, "profile", command=[python, str(script)], profiler="torch")
+    assert record.valid is None
+    assert "the capture holds no sample and no operator" in record.get("coverage", "missing")
+    assert record.summary.startswith("INCOMPLETE (the capture holds no sample and no operator)")
 
 
 def test_a_python_without_torch_is_told_apart_from_a_script_that_fails(
@@ -184,6 +266,23 @@ class cuda:
     class profiler:
         start = stop = staticmethod(lambda: None)
 """
+
+
+def test_a_target_that_ignores_the_interrupt_takes_a_profiler_inside_of_it_along(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(STUB, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "deaf.py").write_text(DEAF, encoding="utf-8")
+    with pytest.raises(OpError, match="lives inside of it") as error:
+        run_here(
+            home, "profile", command=[sys.executable, str(tmp_path / "deaf.py")],
+            profiler="torch", keep_env=["PYTHONPATH"], timeout=4, grace=1,
+        )  # fmt: skip
+    assert (
+        "started" in error.value.what and "a profiler that lives beside it" in error.value.next_step
+    )
 
 
 @pytest.mark.parametrize("ending", ["return", "sys.exit(4)", "raise ValueError", "os._exit(5)"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ikit_ops.profilers import report
-from ikit_ops.profilers.capture import Capture, Graphs, Kernel, KernelKey, Tally, shape
+from ikit_ops.profilers.capture import Capture, DeviceUse, Graphs, Kernel, KernelKey, Tally, shape
 from ikit_ops.profilers.categories import CATEGORIES, RULES, category_of, short_name_of
 from ikit_ops.profilers.picture import svg
 from ikit_ops.profilers.sweep import Runs, Unordered, merged_gaps, sweep, timeline_of
@@ -169,6 +169,10 @@ def test_a_whole_capture_is_valid_and_says_no_speed() -> None:
         {"kernels": None},
         {"kernels": None, "functions": []},
         {"kernels": None, "cpu_only": True, "host_ops": {}},
+        {"kernels": [], "cpu_only": True, "host_ops": None},
+        {"kernels": [], "cpu_only": True},
+        {"kernels": None, "counters": [{"name": "cycles", "value": None}]},
+        {"kernels": None, "counters": []},
     ],
 )
 def test_a_capture_that_is_not_whole_is_not_known_to_be_valid(changes: dict[str, object]) -> None:
@@ -185,6 +189,30 @@ def test_a_cpu_capture_without_kernels_is_whole() -> None:
     assert draft.valid is True
     assert draft.data["top_functions"][0]["share"] == 0.6
     assert "most CPU time: aten::mm 60 %" in draft.summary
+
+
+def test_counters_that_were_counted_are_a_whole_capture() -> None:
+    made = capture(kernels=None, counters=[{"name": "cycles", "value": None},
+                                           {"name": "task-clock", "value": 7}])  # fmt: skip
+    draft = report.draft(made, report.Context("derived", "perf"))
+    assert draft.valid is True and "1 of 2 counters were counted" in draft.summary
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.0, "0 %"),
+        (0.0029, "<1 %"),
+        (0.006, "1 %"),
+        (0.994, "99 %"),
+        (0.997, ">99 %"),
+        (1, "100 %"),
+    ],
+)
+def test_a_little_is_not_nothing_and_much_is_not_all(share: float, shown: str) -> None:
+    device = DeviceUse(0, first_ns=0, last_ns=10_000, busy_ns=round(share * 10_000))
+    draft = report.draft(capture(devices=[device]), report.Context("derived", "x"))
+    assert f"GPU busy {shown};" in draft.summary
 
 
 def test_more_rows_than_a_record_holds_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +244,15 @@ def test_full_names_are_kept_where_they_were_cut() -> None:
 
 
 def test_differences_name_variables_and_flags() -> None:
-    found = report.differences({"a": 1, "b": {"x": 1}}, {"a": 1, "b": [2]}, ["OMP_NUM_THREADS"])
-    assert [row["field"] for row in found] == ["environment OMP_NUM_THREADS", "flag b"]
-    assert found[1]["benchmark"] == '{"x": 1}' and found[1]["profile"] == "[2]"
+    found = report.differences(
+        {"a": 1, "b": {"x": 1}}, {"a": 1, "b": [2]}, ["OMP_NUM_THREADS"], ["GGML_NEW"]
+    )
+    rows = {row["field"]: (row["benchmark"], row["profile"]) for row in found}
+    assert rows == {
+        "environment OMP_NUM_THREADS": ("set", "not passed on"),
+        "environment GGML_NEW": ("not set", "set"),
+        "flag b": ('{"x": 1}', "[2]"),
+    }
 
 
 def test_a_shape_is_three_numbers() -> None:

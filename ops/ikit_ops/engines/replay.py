@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ikit_mcp.call import Call
 from ikit_mcp.evidence.record import EvidenceRecord
@@ -50,7 +51,7 @@ def replay(
     args = record.get("provenance", "request", "args")
     if record.kind != "bench" or not isinstance(args, Mapping):
         raise OpError(f"evidence {record.evidence_id[:12]} is no benchmark", "give a bench record")
-    adapter, plan = make_plan(call, args)
+    adapter, plan = make_plan(call, _as_asked(call, record, args))
     if not adapter.worker or plan.url is not None:
         raise OpError(
             f"a benchmark with engine={adapter.name} cannot be run again under a profiler",
@@ -60,6 +61,18 @@ def replay(
     found = adapter.find(call, plan)
     argv, environment = prepare(adapter, plan, found, folder, capture=capture)
     return Replay(adapter, plan, argv, environment, folder / RESULT, folder / PROGRESS)
+
+
+def _as_asked(call: Call, record: EvidenceRecord, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pinned arguments, with the device left to the engine again where the caller left it.
+
+    An engine that is told its device gets other arguments, and is another configuration.
+    """
+    requested = record.get("provenance", "request", "requested")
+    left = isinstance(requested, Mapping) and requested.get("device", "") in (None, "auto")
+    if left and args.get("device") == call.devices()[0].id:
+        return {**args, "device": "auto"}
+    return args
 
 
 def prepare(

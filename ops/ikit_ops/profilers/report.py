@@ -9,14 +9,14 @@ null, because the largest kernel may be the one that was not seen.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ikit_mcp.call import one_line
 from ikit_mcp.evidence.record import Draft, Gates, Identity, Metric, metric
 from ikit_ops.profilers.capture import Capture, Tally, tally_rows
-from ikit_ops.profilers.limits import shown_name
+from ikit_ops.profilers.limits import MAX_STRING, shown_name
 from ikit_ops.profilers.picture import svg
 from ikit_ops.profilers.sweep import merged_gaps
 
@@ -24,6 +24,7 @@ MAX_ROWS = 5_000
 MAX_NAMED = 1_000
 TOP = 10
 MAX_FULL_NAMES = 4 << 20
+MAX_FULL_NAME = MAX_STRING - 8_192  # readers cut names there, and what they cut is not redacted
 NO_SPEED = "profiled run: no speed claim may rest on it"
 REPLY = ("top_kernels", "top_functions", "categories", "gpu_busy_share", "capture")
 _TOP_FIELDS = ("short_name", "category", "calls", "total_ns", "mean_ns", "share", "grid", "block")
@@ -81,13 +82,14 @@ def draft(capture: Capture, context: Context) -> Draft:
 
 def _nothing_seen(capture: Capture) -> list[str]:
     """Why a capture without GPU work is not the whole story, unless it is a CPU's."""
-    if capture.functions or capture.counters or capture.cpu_only:
-        if capture.functions == [] or (capture.host_ops is not None and not capture.host_ops):
-            return ["the capture holds no sample and no operator"]
+    if capture.kernels or capture.functions or capture.host_ops:
         return []
-    if not capture.kernels:
-        return ["the capture holds no GPU kernel"]
-    return []
+    if capture.counters:
+        seen = any(row["value"] is not None for row in capture.counters)
+        return [] if seen else ["the capture holds no counter that was counted"]
+    if capture.functions is not None or capture.cpu_only:
+        return ["the capture holds no sample and no operator"]
+    return ["the capture holds no GPU kernel"]
 
 
 def _data(
@@ -214,6 +216,9 @@ def _summary(
 
 
 def _percent(share: float) -> str:
+    """Whole percents; 0 and 100 are said of nothing and of all alone."""
+    if 0 < share < 0.005 or 0.995 <= share < 1:
+        return "<1 %" if share < 0.5 else ">99 %"
     return f"{share * 100:.0f} %"
 
 
@@ -232,7 +237,7 @@ def artifacts_of(capture: Capture) -> dict[str, tuple[bytes, str]]:
     for name in sorted(names):
         short = shown_name(name)
         if short != name and size < MAX_FULL_NAMES:
-            cut[short] = one_line(name, 65_536)
+            cut[short] = one_line(name, MAX_FULL_NAME)
             size += len(name)
     if cut:
         text = json.dumps(cut, indent=0, ensure_ascii=True)
@@ -241,12 +246,21 @@ def artifacts_of(capture: Capture) -> dict[str, tuple[bytes, str]]:
 
 
 def differences(
-    was: Mapping[str, Any], now: Mapping[str, Any], variables: list[str]
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    lost: Sequence[str] = (),
+    added: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """How the profiled configuration differs from the benchmark's: variables and flags."""
+    """How the profiled configuration differs from the benchmark's: variables and flags.
+
+    Of variables that both had, nothing is known: records hold names alone.
+    """
     found: list[dict[str, Any]] = [
         {"field": f"environment {name}", "benchmark": "set", "profile": "not passed on"}
-        for name in variables
+        for name in lost
+    ]
+    found += [
+        {"field": f"environment {name}", "benchmark": "not set", "profile": "set"} for name in added
     ]
     for name in sorted({*was, *now}):
         if was.get(name) != now.get(name):

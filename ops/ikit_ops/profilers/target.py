@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Device, one_line
+from ikit_mcp.call import Call, Device, expanded, one_line
 from ikit_mcp.evidence import record as evidence
 from ikit_mcp.evidence.record import EvidenceRecord, Identity
 from ikit_mcp.registry import OpError
@@ -47,10 +47,10 @@ def of_command(
     call: Call, command: Sequence[str], cwd: str | None, devices: Sequence[Device], *, chosen: bool
 ) -> Target:
     """A command, in its folder, on the devices that were chosen."""
-    folder = Path(cwd).expanduser() if cwd else Path.cwd()
+    folder = expanded(cwd) if cwd else Path.cwd()
     try:
         there = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):  # too long, a NUL byte
         there = False
     if not there:
         raise OpError(f"cwd {one_line(str(cwd), 120)} is no folder", "give an existing folder")
@@ -85,7 +85,7 @@ def of_benchmark(call: Call, bench_id: str, *, steps: int, window: bool) -> Targ
     from ikit_ops.engines.replay import replay
 
     bench = call.store.require(bench_id, "bench")
-    _require_trust(call, bench)
+    require_trust(call, bench)
     args = bench.get("provenance", "request", "args")
     if isinstance(args, Mapping) and planning.effects_of(args) > call.scope:
         raise OpError(
@@ -116,25 +116,26 @@ def of_benchmark(call: Call, bench_id: str, *, steps: int, window: bool) -> Targ
     return target
 
 
-def _require_trust(call: Call, bench: EvidenceRecord) -> None:
-    """With a signing key set, only records that a trusted key signed are run again."""
+def require_trust(call: Call, bench: EvidenceRecord) -> None:
+    """With a signing key set, only records that a trusted key signed become a profile's parent."""
     if call.settings.signing_key is None:
         return
     state = call.store.signature_state(bench)
     if state is None or not state.get("trusted"):
         raise OpError(
             f"evidence {bench.evidence_id[:12]} is not signed by a trusted key",
-            "with IKIT_SIGNING_KEY set only trusted benchmarks are run again: measure it again",
+            "with IKIT_SIGNING_KEY set only trusted benchmarks are profiled: measure it again",
         )
 
 
 def local_model(bench: EvidenceRecord) -> EvidenceRecord:
     """The record with its model as a local path: a private home has no cache of the Hub."""
     from ikit_ops.checkpoint.hub_cache import snapshot
+    from ikit_ops.engines.planning import existing
 
     args = bench.get("provenance", "request", "args")
     model = args.get("model") if isinstance(args, dict) else None
-    if not isinstance(model, str) or Path(model).expanduser().exists():
+    if not isinstance(model, str) or existing(model) is not None:
         return bench
     found = snapshot(model, args.get("revision"))
     if found is None:
@@ -188,13 +189,13 @@ def carry_out(
     job = Job(target.command, folder, program, found["version"], devices, window, room=room)
     call.progress(0, None, f"{profiler.title}: starting")
     ran = launch.run(call, profiler, job, env=env, cwd=target.cwd, timeout=timeout, grace=grace)
-    told = _worker_result(target)
+    told = _worker_result(call, target, None if ran.log_cut else folder / TARGET_LOG)
     reading = Reading(ran.left.path, lambda d, t: call.progress(d, t, "reading the report"))
     capture = formats.read(reading, ran.left.format)
     capture.version = capture.version or found["version"]
     capture.incomplete += ran.incomplete
     capture.limitations += [*ran.left.notes, *ran.warnings]
-    context = _context(call, target, profiler, env, keep_env, told)
+    context = _context(call, target, profiler, env, keep_env, told, window)
     context.facts |= {
         "seconds": ran.seconds,
         "exit_status": ran.returncode,
@@ -206,12 +207,16 @@ def carry_out(
     artifacts: dict[str, tuple[bytes | Path, str]] = dict(report.artifacts_of(capture))
     artifacts[ran.left.report.name] = (ran.left.report, ran.left.media_type)
     for log in (TARGET_LOG, PROFILER_LOG):
-        if text := launch.log_text(folder / log):
-            artifacts[log] = (text, "text/plain; charset=utf-8")
+        headless = ran.log_cut and log == TARGET_LOG
+        if text := launch.log_text(folder / log, headless=headless):
+            artifacts[log] = (text.encode("utf-8"), "text/plain; charset=utf-8")
+    resolved = {"profiler": profiler.name}
+    if target.bench is not None:
+        resolved["bench_id"] = target.bench.evidence_id
     record = call.save(
         report.draft(capture, context),
         artifacts=artifacts,
-        resolved={"profiler": profiler.name},
+        resolved=resolved,
         reply=report.REPLY,
     )
     propose_rest(call, record)
@@ -232,10 +237,14 @@ def _window(target: Target, profiler: Profiler, devices: Sequence[Device]) -> bo
     return able
 
 
-def _worker_result(target: Target) -> Any:
-    """What the benchmark's worker left; OpError when it failed."""
+def _worker_result(call: Call, target: Target, log: Path | None) -> Any:
+    """What the benchmark's worker left, completed as a benchmark's; OpError when it failed.
+
+    ``log`` None: the engine's log is not whole, so what only it says was not seen.
+    """
     if target.replay is None:
         return None
+    from ikit_ops.engines import drive, planning
     from ikit_ops.engines import result as results
 
     try:
@@ -248,6 +257,13 @@ def _worker_result(target: Target) -> Any:
             f"{one_line(told.error.what, 400)}",
             "variables that the benchmark had are not passed on: name what it needs in keep_env",
         )
+    if told is None or told.flags is None:
+        return told
+    if log is None:
+        told.flags = None
+    else:
+        target.replay.adapter.read(told, drive.read_log(log), target.replay.plan)
+        told.flags = planning.without_secrets(call, told.flags)
     return told
 
 
@@ -263,13 +279,17 @@ def _context(
     env: Mapping[str, str],
     keep_env: Sequence[str],
     told: Any,
+    window: bool,
 ) -> report.Context:
     """What the profile is known by, and how it differs from its benchmark."""
     from ikit_ops.engines.drive import ENGINE_NAMES, ENGINE_PREFIXES
 
     variables = call.engine_variables(ENGINE_PREFIXES, ENGINE_NAMES, env)
     kept = sorted({*variables.kept, *(name for name in keep_env if name in env)})
-    label = f"{profiler.name}, {target.steps} decode steps" if target.steps else profiler.name
+    label = profiler.name
+    if target.steps:
+        load = "" if window else "loading, warm-up and "
+        label = f"{profiler.name}, {load}{target.steps} decode steps"
     context = report.Context(
         "measured",
         label,
@@ -280,34 +300,68 @@ def _context(
         env_dropped=[name for name in variables.dropped if name not in kept],
     )
     if target.bench is not None:
-        _compare(context, target.bench, env, told)
+        own = target.environment.keys() | _OFFLINE
+        _compare(context, target.bench, env, told, [n for n in variables.kept if n not in own])
     return context
 
 
+_OFFLINE = {"HF_HUB_OFFLINE"}
+"""Variables that every profiled run is given: no choice of the caller's."""
+_COUNTS = {"decode_batches_without_graph"}
+"""Flags that count what happened: a shorter run has fewer."""
+
+
 def _compare(
-    context: report.Context, bench: EvidenceRecord, env: Mapping[str, str], told: Any
+    context: report.Context,
+    bench: EvidenceRecord,
+    env: Mapping[str, str],
+    told: Any,
+    given: Sequence[str],
 ) -> None:
-    """Name the variables and flags in which the profiled run differs from the benchmark."""
+    """Name the variables and flags in which the profiled run differs from the benchmark.
+
+    ``given`` are the engine's variables that the caller passed on.
+    """
     context.parents.append(bench.evidence_id)
     had = bench.get("provenance", "env_kept")
-    lost = [n for n in had if isinstance(n, str) and n not in env] if isinstance(had, list) else []
-    was = bench.get("data", "flags")
-    now = None if told is None else told.flags
-    both = isinstance(was, dict) and isinstance(now, dict)
-    flags = (was, now) if isinstance(was, dict) and isinstance(now, dict) else ({}, {})
-    context.config_differences = report.differences(*flags, lost)
+    had = [name for name in had if isinstance(name, str)] if isinstance(had, list) else None
+    lost = [name for name in had or () if name not in env]
+    added = [name for name in given if had is not None and name not in had]
+    both = [name for name in had or () if name in env]
+    was = _flags(bench.get("data", "flags"))
+    now = _flags(None if told is None else evidence.storable(told.flags))
+    flags = (was, now) if was is not None and now is not None else ({}, {})
+    context.config_differences = report.differences(*flags, lost, added)
     if lost:
         context.limitations.append(
             f"{len(lost)} engine variable{'s' if len(lost) > 1 else ''} of the benchmark "
             f"{'were' if len(lost) > 1 else 'was'} not passed on: {', '.join(lost)}"
         )
-    if not both:
-        context.missing.append("flags of the profiled run: whether they are the benchmark's")
-    if differing := len(context.config_differences) - len(lost):
+    if added:
         context.limitations.append(
-            f"a different configuration than the benchmark's: {differing} flags differ "
+            f"{len(added)} engine variable{'s were' if len(added) > 1 else ' was'} set that the "
+            f"benchmark did not have: {', '.join(added)}"
+        )
+    if both:
+        context.limitations.append(
+            "the values of variables are not compared, since records hold their names alone: "
+            + ", ".join(both)
+        )
+    if was is None or now is None:
+        context.missing.append("flags of the profiled run: whether they are the benchmark's")
+    if differing := len(context.config_differences) - len(lost) - len(added):
+        context.limitations.append(
+            f"a different configuration than the benchmark's: {differing} "
+            f"{'flags differ' if differing > 1 else 'flag differs'} "
             "(data.config_differences)"
         )
+
+
+def _flags(told: Any) -> dict[str, Any] | None:
+    """An engine's flags, those that configure it."""
+    if not isinstance(told, Mapping):
+        return None
+    return {name: value for name, value in told.items() if name not in _COUNTS}
 
 
 def propose_rest(call: Call, record: EvidenceRecord) -> None:
