@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ikit_mcp.call import Call, one_line
+from ikit_mcp.call import Call, expanded, one_line
 from ikit_mcp.evidence.record import (
     Device,
     Draft,
@@ -142,7 +142,7 @@ def roofline(
     if records:
         resolved["benches"] = [point.evidence_id for point in points]
     if checkpoint.source in ("file", "directory"):
-        resolved["model"] = str(Path(model).expanduser().absolute())
+        resolved["model"] = str(expanded(model))
     else:
         resolved["revision"] = checkpoint.revision
     if bandwidth.evidence_id is not None:

@@ -11,23 +11,27 @@ import os
 import re
 from pathlib import Path
 
+from ikit_mcp.call import expanded
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRUE = ("1", "on", "yes", "true")
 _MAX_REF_BYTES = 100
 
 
 def cache_folder() -> Path:
-    """The cache's folder: HF_HUB_CACHE, else ``hub`` in HF_HOME, else the XDG cache."""
+    """The cache's folder: HF_HUB_CACHE, else ``hub`` in HF_HOME, else the XDG cache.
+
+    OpError when it is in the home of nobody who is known here.
+    """
     env = os.environ
     given = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
     if given:
-        return Path(os.path.expandvars(given)).expanduser()
+        return expanded(os.path.expandvars(given))
     home = env.get("HF_HOME")
     if home:
-        return Path(os.path.expandvars(home)).expanduser() / "hub"
+        return expanded(os.path.expandvars(home)) / "hub"
     base = env.get("XDG_CACHE_HOME")
-    root = Path(base).expanduser() if base else Path("~/.cache").expanduser()
-    return root / "huggingface" / "hub"
+    return expanded(base or "~/.cache") / "huggingface" / "hub"
 
 
 def offline() -> bool:

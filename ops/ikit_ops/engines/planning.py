@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Device, one_line
+from ikit_mcp.call import Call, Device, expanded, one_line
 from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError, excerpt
 from ikit_ops.engines import adapter_named, adapters
 from ikit_ops.engines.adapter import Adapter, Plan, json_or_text
@@ -196,7 +196,7 @@ def absolute(python: str | None) -> str | None:
     if python is None:
         return None
     if "/" in python or "\\" in python:
-        return str(Path(python).expanduser().absolute())
+        return str(expanded(python))
     found = shutil.which(python)
     if found is None:
         raise OpError(f"there is no {one_line(python, 80)} on PATH", "give its full path")
