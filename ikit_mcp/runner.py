@@ -162,6 +162,13 @@ def refuse_secrets(listed: tuple[Arg, ...], args: Mapping[str, Any]) -> None:
                     "put the secret into an environment variable of the server and give"
                     " the variable's name where an argument asks for one",
                 )
+        # Lists are command lines and options: whoever is started with them shows them to all.
+        words = [text for text in texts if isinstance(text, str)] if texts is value else []
+        if (known := secrets.known_in(words)) is not None:
+            raise OpError(
+                f"{arg.name} was refused ({known})",
+                "give the program its key by a file, or by a variable that it reads by itself",
+            )
 
 
 @contextmanager

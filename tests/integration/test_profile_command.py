@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
 
-from fakes.profiler_program import install, seen
+from fakes.process_trees import until
+from fakes.profiler_program import DEAF, install, seen
 from helpers import json_schema
 from helpers.bench import run_here
 from helpers.evidence import save
@@ -20,6 +23,7 @@ from helpers.stdio import Wire
 from ikit_mcp.evidence import record as records
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.registry import OpError
+from ikit_ops.profilers.holders import kill_holders
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
 EXPORT = DATA / "nsys_2026.1_gpu_kernels.sqlite"
@@ -30,6 +34,12 @@ CLEAN = {
     "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TMPDIR", "PWD", "SHLVL", "_", "OLDPWD",
     "LC_CTYPE",
 }  # fmt: skip
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(b"user:" + text.encode()).decode()
+
+
 BUSY = "import sys, time; print('hello'); t = time.process_time()\n" + (
     "while time.process_time() - t < 0.4: sum(range(999))"
 )
@@ -186,6 +196,27 @@ def test_a_command_line_with_a_secret_is_refused_and_not_repeated(
     assert "made-up" not in str(error.value) and seen(programs, "nsys") == []
 
 
+@pytest.mark.parametrize(
+    "dressed", [PLANTED, f"--key-for-it={PLANTED}", quote("a/" + PLANTED, ""), b64(PLANTED)]
+)
+def test_a_command_line_with_the_value_of_a_secret_is_refused_by_its_variables_name(
+    tmp_path: Path, programs: Path, dressed: str
+) -> None:
+    install(programs, "nsys", capture=EXPORT)
+    with pytest.raises(OpError, match=r"argument 1: the value of ACME_API_TOKEN") as error:
+        profile(tmp_path / "home", "echo", dressed, profiler="nsys")
+    assert PLANTED not in str(error.value) and seen(programs, "nsys") == []
+
+
+@pytest.mark.parametrize("name", ["engine_args", "command"])
+def test_a_benchmark_whose_words_hold_the_value_of_a_secret_is_refused(
+    tmp_path: Path, programs: Path, name: str
+) -> None:
+    arguments: dict[str, Any] = {name: ["x", f"some_name={PLANTED}"], "model": "acme/model"}
+    with pytest.raises(OpError, match=rf"{name} was refused \(argument 1: the value of ACME_"):
+        run_here(tmp_path / "home", "bench", **arguments)
+
+
 def test_time_that_runs_out_gives_a_report_of_what_was_before(
     tmp_path: Path, programs: Path
 ) -> None:
@@ -204,6 +235,46 @@ def test_a_profiler_that_does_not_end_is_killed_with_all_of_its_tree(
     with pytest.raises(OpError, match="left no report: it was ended after 1 s"):
         profile(tmp_path / "home", "sleep", "98765.3", profiler="nsys", timeout=1, grace=1)
     assert left_running("98765.3") == []
+
+
+def test_a_target_that_ignores_the_interrupt_is_killed_and_its_profiler_is_not(
+    tmp_path: Path, programs: Path
+) -> None:
+    """A fake that waits for its target, whatever comes: as perf and Nsight Systems do."""
+    install(programs, "nsys", "ok", EXPORT)
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF, encoding="utf-8")
+    record = profile(
+        tmp_path / "home", sys.executable, str(script), profiler="nsys", timeout=3, grace=8
+    )
+    assert record.valid is None and record.get("data", "top_kernels")
+    problems = record.get("data", "capture", "problems")
+    assert problems == [
+        "the run was ended after 3 s, the timeout: the report covers what was before",
+        "processes of the target ignored the interrupt, and were killed",
+    ]
+    assert left_running(str(script)) == []
+
+
+def test_only_who_writes_to_the_log_and_what_is_below_it_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "target.log"
+    sleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+    below = f"import os, subprocess; p = subprocess.Popen({sleep!r}, stdout=subprocess.DEVNULL)\n"
+    below += "print(p.pid, flush=True); p.wait()"
+    with log.open("wb") as file, (tmp_path / "other").open("wb") as other:
+        holder = subprocess.Popen([sys.executable, "-c", below], stdout=file)
+        beside = subprocess.Popen(sleep, stdout=other)
+        try:
+            assert until(lambda: log.read_bytes().endswith(b"\n"))
+            child = psutil.Process(int(log.read_bytes()))
+            assert kill_holders(log) == 2
+            assert holder.wait(10) == -9
+            assert until(lambda: not child.is_running() or child.status() == "zombie")
+            assert beside.poll() is None and kill_holders(log) == 0
+        finally:
+            beside.kill()
+            beside.wait()
+    assert kill_holders(tmp_path / "no such log") == 0
 
 
 def test_a_run_without_a_report_says_what_was_said_last(tmp_path: Path, programs: Path) -> None:
@@ -237,12 +308,30 @@ def test_a_log_that_floods_the_disk_is_cut_while_it_grows(
     monkeypatch.setattr("ikit_ops.profilers.launch.LOG_CAP", 100_000)
     monkeypatch.setattr("ikit_ops.profilers.launch.LOOK_SECONDS", 0.05)
     install(programs, "nsys", capture=EXPORT)
-    flood = "yes | head -c 3000000; sleep 0.5; echo the end"
+    flood = "yes | head -c 3000000; sleep 0.5; echo; echo the end"
     record = profile(tmp_path / "home", "sh", "-c", flood, profiler="nsys")
     assert any("log grew too long" in line for line in record.get("limitations"))
     assert record.folder is not None
     log = (record.folder / "target.log").read_bytes()
     assert log.endswith(b"the end\n") and len(log) < 600_000
+    assert log.startswith(b"[... what was before is left out ...]\n")
+
+
+def test_a_secret_that_the_cut_of_a_long_log_goes_through_is_left_out_whole(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(programs, "nsys", capture=EXPORT)
+    monkeypatch.setattr("ikit_ops.profilers.launch.KEPT_LOG", 400)
+    (tmp_path / "the key").write_text(PLANTED, encoding="utf-8")
+    for after in range(400 - len(PLANTED), 402, 4):
+        script = (
+            f"head -c 9000 /dev/zero | tr '\\0' a; cat 'the key'; echo; yes|head -c {after - 1}"
+        )
+        record = profile(tmp_path / "home", "sh", "-c", script, profiler="nsys", cwd=str(tmp_path))
+        assert record.folder is not None
+        log = (record.folder / "target.log").read_text(encoding="utf-8")
+        assert not any(PLANTED[n : n + 8] in log for n in range(len(PLANTED) - 7))
+        assert log.count("y\n") >= (after - 2) // 2
 
 
 @pytest.mark.parametrize(
@@ -251,6 +340,7 @@ def test_a_log_that_floods_the_disk_is_cut_while_it_grows(
         ({}, "either a command or a bench_id"),
         ({"command": ["true"], "bench_id": "abcdef"}, "either a command or a bench_id"),
         ({"command": ["true"], "cwd": "/no/such/folder"}, "is no folder"),
+        ({"command": ["true"], "cwd": "~nobody-of-that-name"}, "there is no such user"),
         ({"command": ["/no/such/program"]}, "no such program"),
         ({"command": ["no-such-program", "x"]}, "no such program"),
         ({"command": ["true"], "profiler": "nsys"}, "nsys cannot be used here: not on PATH"),
