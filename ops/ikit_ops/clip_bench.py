@@ -27,7 +27,7 @@ from ikit_mcp.registry import MEASURES, Arg, OpError, operation
         Arg("count", "integer", "Timed clips", default=8, minimum=1, maximum=10_000),
         Arg("warmup", "integer", "Clips before the clock runs", default=1, minimum=0, maximum=100),
         Arg("concurrency", "integer", "Requests at a time", default=1, minimum=1, maximum=64),
-        Arg("api", "string", "/clips, or /v1/videos/sync", default="clips",
+        Arg("api", "string", "/clips, or /v1/videos (sync, or jobs)", default="clips",
             choices=("clips", "videos")),
         Arg("dumps", "string", "The engine's CLIP_STEP_DUMP_DIR"),
         Arg("out", "string", "New folder for the clips and clips.jsonl", required=True),

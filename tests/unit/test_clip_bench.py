@@ -192,8 +192,8 @@ def test_given_requests_that_come_from_the_cache_of_an_earlier_run_are_found(
     server[1].cache, server[1].seconds = True, 0.1
     bench(requests=asked)
     # Repeats that take as long as fresh ones: only the timed requests show the cache.
-    monkeypatch.setattr(resultcache, "CACHED", 0.5)
     monkeypatch.setattr(resultcache.Pair, "ratio", 1.0)
+    monkeypatch.setattr(resultcache.Pair, "cached", False)
     monkeypatch.setattr(resultcache.Pair, "skipped", False)
     record = bench(requests=asked, out=str(tmp_path / "two"))
     assert record.valid is False

@@ -43,6 +43,11 @@ def test_repeats_that_come_at_once_are_a_cache_after_two_pairs() -> None:
     assert said(finding) == "violation"
 
 
+def test_a_moment_of_a_busy_machine_is_no_cache() -> None:
+    assert not plain(pairs((0.035, 0.015), (0.035, 0.015)))
+    assert said(judged((0.035, 0.015), (0.035, 0.015), (0.02, 0.021), (0.02, 0.02))) != "violation"
+
+
 def test_repeats_without_denoising_are_a_cache_however_long_they_take() -> None:
     made = [Pair(answer(1.0, 800.0), answer(1.0, 0.0)) for _ in range(2)]
     assert plain(made)

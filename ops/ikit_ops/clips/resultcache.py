@@ -43,6 +43,11 @@ class Pair:
         return self.repeat.latency_s / self.fresh.latency_s if self.fresh.latency_s else 1.0
 
     @property
+    def cached(self) -> bool:
+        """Whether the repeat came in less than half the time, by more than a moment."""
+        return self.repeat.latency_s + QUICK_S < CACHED * self.fresh.latency_s
+
+    @property
     def skipped(self) -> bool:
         """Whether the repeat was answered with next to no denoising."""
         before, after = (a.stages_ms.get("denoise") for a in (self.fresh, self.repeat))
@@ -68,7 +73,7 @@ def plain(pairs: Sequence[Pair]) -> bool:
         return True
     if len(pairs) < LEAST:
         return False
-    if all(pair.ratio < CACHED for pair in pairs) or all(pair.skipped for pair in pairs):
+    if all(pair.cached for pair in pairs) or all(pair.skipped for pair in pairs):
         return True
     return statistics.median(pair.ratio for pair in pairs) >= PLAIN
 
@@ -94,7 +99,7 @@ def judge(pairs: Sequence[Pair], timed: Sequence[Answer]) -> Finding:
         )
     ratio = statistics.median(pair.ratio for pair in good)
     seen = f"{100 * ratio:.0f} % of a fresh one's time (the median of {len(good)})"
-    if all(pair.ratio < CACHED for pair in good) or all(pair.skipped for pair in good):
+    if all(pair.cached for pair in good) or all(pair.skipped for pair in good):
         return Finding(violation=f"result_cache: a repeated request took {seen}", told=told)
     if early := [a.latency_s for a in timed if a.latency_s < CACHED * least - QUICK_S]:
         return Finding(
