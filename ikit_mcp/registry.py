@@ -202,6 +202,10 @@ class Plugin:
     error: str | None = None
 
 
+Early = Callable[[Mapping[str, Any], Any], None]
+"""``(arguments, settings)``: raises OpError for what can be refused without the device."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """One declared operation; ``function(call, **arguments)`` runs it."""
@@ -217,6 +221,7 @@ class Operation:
     open_world: bool = False
     tool: bool = True
     plugin: Plugin | None = None
+    early: Early | None = None
 
     @property
     def needs_lock(self) -> bool:
@@ -237,12 +242,15 @@ def operation(
     long: bool = False,
     open_world: bool = False,
     tool: bool = True,
+    early: Early | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the decorated function as an operation; the function comes back unchanged.
 
     ``cli`` is the command path (``("evidence", "list")``), or None for an operation
     that only the server offers; ``tool=False`` makes it a command without a tool.
-    ``long`` operations run in a worker process and may outlive one call.
+    ``long`` operations run in a worker process and may outlive one call.  ``early`` gets the
+    arguments and the settings before the call waits for its device, and raises OpError for
+    what is wrong with them already: nobody should wait an hour to hear of a mistyped path.
     """
     if not NAME_PATTERN.fullmatch(name):
         raise ValueError(f"operation name {name!r} is not {NAME_PATTERN.pattern}")
@@ -265,8 +273,9 @@ def operation(
                 f" declared are {', '.join(names) or 'none'}"
             )
         _declared[function] = Operation(
-            name, path, help, arguments, strongest, function, of, long, open_world, tool
-        )
+            name, path, help, arguments, strongest, function, of, long, open_world, tool,
+            early=early,
+        )  # fmt: skip
         return function
 
     return register

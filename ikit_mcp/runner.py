@@ -99,8 +99,14 @@ class Runner:
 
     def here(self, request: Request, control: Control) -> Outcome:
         """Run the call in this thread; whatever the operation raises comes through."""
+        self._refuse_early(request)
         with device_lock(request, control) as held:
             return self._run(request, held, parent=None)
+
+    def _refuse_early(self, request: Request) -> None:
+        """OpError for what the operation can refuse before it waits for a device."""
+        if request.operation.early is not None:
+            request.operation.early(request.args, self.settings)
 
     def _run(self, request: Request, control: Control, parent: Call | None) -> Outcome:
         call = Call(
@@ -135,6 +141,7 @@ class Runner:
     def _invoke(self, outer: Call, name: str, arguments: Mapping[str, Any]) -> Any:
         """An operation asked by another: checked again, under the outer call's effects."""
         request = self.check(name, arguments, scope=outer.scope)
+        self._refuse_early(request)
         control = Control(outer.report, outer.cancel, outer.job_id, outer.locked, outer.hold_fds)
         with device_lock(request, control) as held:
             outcome = self._run(request, held, parent=outer)
