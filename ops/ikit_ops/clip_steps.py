@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ikit_mcp.call import Call, one_line
+from ikit_mcp.call import Call, expanded, one_line
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.registry import DERIVES, MEASURES, Arg, Effects, OpError, Varying, operation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ikit_ops.clips.examination import Examination
+    from ikit_ops.clips.manifest import Clip, Recipe
 
 
 def _effects(arguments: Mapping[str, Any]) -> Effects:
@@ -45,6 +48,7 @@ def _effects(arguments: Mapping[str, Any]) -> Effects:
     ],
     effects=Varying(MEASURES, _effects),
     long=True,
+    early=lambda arguments, settings: _refuse_early(arguments),
 )  # fmt: skip
 def clip_steps(
     call: Call,
@@ -63,27 +67,13 @@ def clip_steps(
     Raises:
         OpError: no such manifest, directory, reference or recipe, or a replay that died.
     """
-    paths = {"manifest": Path(manifest), "dumps": Path(dumps)}
-    paths |= {"reference": Path(reference)} if reference else {}
-    paths |= {"recipe": Path(recipe)} if recipe else {}
-    paths = {name: path.expanduser().absolute() for name, path in paths.items()}
-    if not paths["dumps"].is_dir():
-        raise OpError(f"dumps {one_line(dumps)} is no directory", "name CLIP_STEP_DUMP_DIR's")
-    if reference and not (paths["reference"] / "model_index.json").is_file():
-        raise OpError(
-            f"reference {one_line(reference)} has no model_index.json",
-            "give a model directory in the diffusers layout, or leave it out",
-        )
-    if decode and not reference:
-        raise OpError("decode needs a reference", "give reference, whose decoder is used")
     # The rooms of clips are many, and no other command needs them: they come with the call.
     from ikit_ops.clips.examination import Examination
-    from ikit_ops.clips.manifest import Recipe, read_manifest, read_recipe
 
-    listed = read_manifest(paths["manifest"])
-    followed = read_recipe(paths["recipe"]) if recipe else Recipe()
+    given = _read(call.args)
+    paths = given.paths
     drawn = random.SystemRandom().randrange(2**31) if seed is None else seed
-    run = Examination(call, listed, paths, followed, drawn, device, decode)
+    run = Examination(call, given.clips, paths, given.recipe, drawn, device, decode)
     run.examine()
     run.replay(steps, clips)
     resolved: dict[str, Any] = {name: str(path) for name, path in paths.items()}
@@ -92,6 +82,47 @@ def clip_steps(
     )
     _propose(call, record, run)
     return record
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The arguments, read."""
+
+    paths: dict[str, Path]
+    clips: list[Clip]
+    recipe: Recipe
+
+
+def _refuse_early(arguments: Mapping[str, Any]) -> None:
+    _read(arguments)
+
+
+def _read(arguments: Mapping[str, Any]) -> _Given:
+    """The paths, the manifest and the recipe; OpError for what of them cannot be used."""
+    from ikit_ops.clips.manifest import Recipe, check_together, read_manifest, read_recipe
+
+    names = ("manifest", "dumps", "reference", "recipe")
+    paths = {name: expanded(arguments[name]) for name in names if arguments[name]}
+    reference = arguments["reference"]
+    if not paths["dumps"].is_dir():
+        shown = one_line(arguments["dumps"])
+        raise OpError(f"dumps {shown} is no directory", "name CLIP_STEP_DUMP_DIR's")
+    if reference and not (paths["reference"] / "model_index.json").is_file():
+        raise OpError(
+            f"reference {one_line(reference)} has no model_index.json",
+            "give a model directory in the diffusers layout, or leave it out",
+        )
+    if arguments["decode"] and not reference:
+        raise OpError("decode needs a reference", "give reference, whose decoder is used")
+    if arguments["device"] != "auto" and not reference:
+        raise OpError(
+            "device needs a reference: nothing else runs on it",
+            "leave device out, or give reference",
+        )
+    clips = read_manifest(paths["manifest"])
+    recipe = read_recipe(paths["recipe"]) if "recipe" in paths else Recipe()
+    check_together(clips, recipe, replayed=bool(reference))
+    return _Given(paths, clips, recipe)
 
 
 def _propose(call: Call, record: EvidenceRecord, run: Examination) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from ikit_mcp.call import one_line
 from ikit_mcp.evidence.canonical import canonical_bytes
 from ikit_mcp.registry import OpError
+from ikit_ops.clips import rules
 from ikit_ops.clips.recorder import request_of
 
 MAX_MANIFEST_BYTES = 16 << 20
@@ -44,6 +44,7 @@ class Clip:
 
     video: Path
     request: dict[str, Any]
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,17 +102,38 @@ def read_manifest(path: Path) -> list[Clip]:
 
 def _clip(line: str, number: int, folder: Path) -> Clip:
     try:
-        entry = json.loads(line)
+        entry = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         entry = None
     video = entry.get("video") if isinstance(entry, dict) else None
     request = entry.get("request") if isinstance(entry, dict) else None
-    if not isinstance(video, str) or not video or "\0" in video or not isinstance(request, dict):
+    if not isinstance(video, str) or not is_path(video) or not isinstance(request, dict):
         raise OpError(
             f"line {number} of the manifest is no clip: {one_line(line, 80)}",
             'each line is {"video": path of the mp4, "request": {…}}; bench_clips writes it',
         )
-    return Clip(folder / video, request_of(request))
+    asked = request_of(request)
+    if (slip := rules.request_slip(asked)) is not None:
+        raise OpError(f"line {number} of the manifest: the request's {slip[0]}", slip[1])
+    return Clip(folder / video, rules.whole_numbers(asked), number)
+
+
+def is_path(text: str) -> bool:
+    """Whether a text of a JSON file can be a path."""
+    return bool(text) and "\0" not in text and rules.is_unicode(text)
+
+
+def check_together(clips: Sequence[Clip], recipe: Recipe, replayed: bool) -> None:
+    """OpError where the two files do not fit, or a request lacks what the reference needs."""
+    for clip in clips:
+        if (slip := rules.level_count_slip(recipe.sigmas, clip.request["steps"])) is not None:
+            raise OpError(f"line {clip.line} of the manifest: the recipe's {slip[0]}", slip[1])
+        lacking = [name for name in rules.REPLAYED if clip.request[name] is None]
+        if replayed and lacking:
+            raise OpError(
+                f"line {clip.line} of the manifest: the request names no {', '.join(lacking)}",
+                "the reference cannot be run without: name it, or leave reference out",
+            )
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -131,39 +153,13 @@ def read_recipe(path: Path) -> Recipe:
             f"the recipe has unknown fields: {one_line(', '.join(unknown))}",
             f"its fields are {', '.join(sorted(RECIPE_FIELDS))}",
         )
-    if problem := _recipe_problem(fields):
-        raise OpError(f"the recipe's {problem}", "correct it; the engine uses the same file")
+    if (slip := rules.recipe_slip(fields)) is not None:
+        raise OpError(f"the recipe's {slip[0]}", f"{slip[1]}; the engine uses the same file")
     return Recipe(fields, digest)
 
 
 def _no_constant(word: str) -> Any:
     raise ValueError(word)
-
-
-def _recipe_problem(fields: Mapping[str, Any]) -> str | None:
-    for name in ("name", "model", "revision", "negative_prompt", "sampler"):
-        if not isinstance(fields.get(name, ""), (str, type(None))):
-            return f"{name} is no text"
-    levels = fields.get("sigmas")
-    if levels is not None and not (
-        isinstance(levels, list) and levels and all(map(_is_number, levels))
-    ):
-        return "sigmas are no list of numbers"
-    for name in ("call", "latents"):
-        if not isinstance(fields.get(name, {}), dict):
-            return f"{name} is no object"
-    for value in fields.get("call", {}).values():
-        if not isinstance(value, (int, float, bool, str, type(None), list)):
-            return "call holds something else than numbers, texts, truth values and lists"
-    for shape in fields.get("latents", {}).values():
-        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
-            return "latents are no shapes"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value)
 
 
 def request_differences(asked: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
