@@ -12,6 +12,8 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ class ClipError(ValueError):
     """An mp4 that cannot be decoded; the text says why."""
 
 
-def encode(frames: Any, fps: float, audio: Any = None, audio_rate: int = 0) -> bytes:
+def encode(
+    frames: Any, fps: float, audio: Any = None, audio_rate: int = 0, *, crf: str = CRF
+) -> bytes:
     """The mp4 of frames [F, H, W, 3] uint8, with audio [channels, samples] float where given.
 
     Height and width must be even (4:2:0).  Video is never cut to the length of the audio.
@@ -39,7 +43,7 @@ def encode(frames: Any, fps: float, audio: Any = None, audio_rate: int = 0) -> b
         video = container.add_stream("libx264", rate=rate)
         video.height, video.width = frames.shape[1:3]
         video.pix_fmt = "yuv420p"
-        video.options = {"crf": CRF, "preset": PRESET, "threads": "1", "bf": "0"}
+        video.options = {"crf": crf, "preset": PRESET, "threads": "1", "bf": "0"}
         video.codec_context.thread_count = 1
         sound = None
         if audio is not None:
@@ -66,11 +70,18 @@ def _encode_audio(container: Any, sound: Any, audio: Any, rate: int) -> None:
 
 def decode(path: Path, limit: int) -> Any:
     """The frames [F, H, W, 3] uint8 of an mp4 file; ClipError when it is none."""
+    with opened(path) as file:
+        return _decode(file, limit)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file, open; ClipError when it is no regular one."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ClipError("the mp4 is no regular file")
-        return _decode(file, limit)
+        yield file
 
 
 def decode_bytes(data: bytes, limit: int) -> Any:

@@ -7,7 +7,7 @@ from the engine that is being checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ FAILURES = (
     StepDumpError, ValueError, RuntimeError, LookupError, TypeError, AttributeError,
     ArithmeticError, OSError, MemoryError,
 )  # fmt: skip
+OURS = ("ModelError", "ClipError", "RecipeError")  # of rooms that need more than torch
 
 
 def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
     """``{"clips": {index: {noise, steps, candidates, schedule, shapes, problem}}, ...}``."""
-    reference, problem = None, None
+    reference, problem, recipe_problem = None, None, None
     if config.get("reference"):
         from ikit_ops.clips.engine.replay import Reference
 
@@ -34,15 +35,18 @@ def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
                 Path(config["reference"]), config["device"], config.get("recipe") or {}
             )
         except FAILURES as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = told(error)
+        else:
+            recipe_problem = call_problem(reference)
     found: dict[str, Any] = {}
-    for number, clip in enumerate(config["clips"]):
+    for number, clip in enumerate(config["clips"] if recipe_problem is None else ()):
         progress.done = number
         progress.tell(f"clip {number + 1}")
         found[str(clip["index"])] = _clip(clip, config, reference, progress)
     return {
         "clips": found,
         "problem": problem,
+        "recipe_problem": recipe_problem,
         "passes": reference.passes if reference is not None else 0,
         "model": reference.identity() if reference is not None else None,
     }
@@ -58,14 +62,42 @@ def _clip(
             made["noise"] = _noise(first, clip["request"])
             if reference is not None and clip["steps"]:
                 made |= _replay(reader, clip, config, reference, progress)
-            if reference is not None and config.get("decode") and clip["steps"]:
-                from ikit_ops.clips.engine.pixels import compare
-
-                progress.tell("decoding")
-                made["clip"] = compare(reference, reader, clip)
     except FAILURES as error:
-        made["problem"] = f"{type(error).__name__}: {error}"[:MAX_TOLD]
+        made["problem"] = told(error)
+    if reference is not None and config.get("decode") and clip["steps"]:
+        progress.tell("decoding")
+        made |= _pixels(reference, clip, config["clips"])
     return made
+
+
+def told(error: BaseException) -> str:
+    """An error in words: those of ours are whole sentences, others need their kind."""
+    if isinstance(error, StepDumpError) or type(error).__name__ in OURS:
+        return str(error)[:MAX_TOLD]
+    return f"{type(error).__name__}: {error}"[:MAX_TOLD]
+
+
+def call_problem(reference: Any) -> str | None:
+    """What of the recipe's call the loaded reference does not take, or None."""
+    from ikit_ops.clips.engine import pipelines
+
+    try:
+        pipelines.check_call(reference.pipe, reference.recipe)
+    except pipelines.ModelError as error:
+        return str(error)
+    return None
+
+
+def _pixels(reference: Any, clip: Mapping[str, Any], clips: Sequence[Any]) -> dict[str, Any]:
+    """What the mp4 shows; that it cannot be looked at says nothing about the steps."""
+    from ikit_ops.clips.engine.pixels import compare
+
+    others = [each["dump"] for each in clips if each["steps"] and each is not clip]
+    try:
+        with DumpReader(clip["dump"]) as reader:
+            return compare(reference, reader, clip, others)
+    except FAILURES as error:
+        return {"clip": {"ok": None, "detail": f"not compared: {told(error)}"}}
 
 
 def _noise(first: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
