@@ -16,14 +16,21 @@ from typing import Any
 from ikit_mcp.call import one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.clips import judge, modelfree, sampling
-from ikit_ops.clips.manifest import Clip, Recipe, request_differences, sha256_of
-from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.manifest import COMPARED, Clip, Recipe, request_differences, sha256_of
+from ikit_ops.clips.reader import DumpReader, NotReadableHere
 from ikit_ops.clips.recorder import StepDumpError, dump_path
 from ikit_ops.clips.verdicts import ClipResult
 
 MAX_DUMPS_LOOKED_AT = 2_000
-CALL_FIELDS = ("negative_prompt", "sampler", "sigmas", "call", "max_sequence_length")
 Tick = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """An mp4's sha256; None with the reason when it cannot be read."""
+
+    sha256: str | None
+    problem: str = ""
 
 
 @dataclass
@@ -38,7 +45,7 @@ class Examined:
     steps: int = 0
     ranked: list[int] = field(default_factory=list)
     picked: list[int] = field(default_factory=list)
-    sigmas: list[float] = field(default_factory=list)
+    levels: dict[str, modelfree.Levels] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -54,9 +61,15 @@ class DumpFolder:
         self._requests: list[Mapping[str, Any]] | None = None
 
     def find(self, sha256: str) -> Path | None:
-        """The dump of an mp4, or None."""
+        """The dump of an mp4, or None; NotReadableHere when the folder is closed to us."""
         path = dump_path(self.path, sha256)
-        return path if path.is_symlink() or path.exists() else None
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise NotReadableHere(f"it cannot be looked for: {error.strerror}") from error
+        return path
 
     def has_unclaimed(self, request: Mapping[str, Any]) -> bool:
         """Whether a dump of the same request is there that belongs to no listed mp4."""
@@ -80,41 +93,53 @@ class DumpFolder:
 
 
 def examine(
-    index: int, clip: Clip, digest: str | None, folder: DumpFolder, recipe: Recipe, tick: Tick
+    index: int, clip: Clip, digest: Digest, folder: DumpFolder, recipe: Recipe, tick: Tick
 ) -> Examined:
     """Make every check of a clip that needs no model."""
-    done = Examined(index, clip, ClipResult(digest))
+    done = Examined(index, clip, ClipResult(digest.sha256))
     result = done.result
-    if digest is None:
-        result.add("mp4", False, f"{one_line(clip.video.name, 80)} cannot be read", "mp4_mismatch")
+    if digest.sha256 is None:
+        detail = f"{one_line(clip.video.name, 80)} {digest.problem}"
+        result.add("mp4", None, detail, "not_checkable")
         return done
-    path = folder.find(digest)
-    if path is None:
-        if folder.has_unclaimed(clip.request):
-            detail = "a dump of this request is there, under the hash of another mp4"
-            result.add("mp4", False, detail, "mp4_mismatch")
-        else:
-            result.add("dump", False, f"no {digest[:12]}….safetensors", "no_dump")
-        return done
-    result.add("dump", True, f"{digest[:12]}….safetensors")
-    result.add("mp4", True, "the dump is named by the mp4's sha256", "mp4_mismatch")
-    done.dump = path
+    name = f"{digest.sha256[:12]}….safetensors"
     try:
+        path = folder.find(digest.sha256)
+        if path is None:
+            _missing_dump(done, folder, name)
+            return done
+        result.add("dump", True, name)
+        result.add("mp4", True, "the dump is named by the mp4's sha256", "mp4_mismatch")
+        done.dump = path
         with DumpReader(path) as reader:
             _read_dump(done, reader, recipe, tick)
+    except NotReadableHere as error:
+        done.readable = False
+        detail = f"{name}: {error}; a dump is private to the user that wrote it"
+        result.add("readable", None, one_line(detail), "not_checkable")
     except StepDumpError as error:
         done.readable = False
-        result.add("readable", False, one_line(f"the dump {error}"), "unreadable")
+        result.add("readable", False, one_line(f"the dump: {error}"), "unreadable")
     return done
 
 
+def _missing_dump(done: Examined, folder: DumpFolder, name: str) -> None:
+    if folder.has_unclaimed(done.clip.request):
+        detail = "a dump of this request is there, under the hash of another mp4"
+        done.result.add("mp4", False, detail, "mp4_mismatch")
+    else:
+        done.result.add("dump", False, f"no {name}", "no_dump")
+
+
 def _read_dump(done: Examined, reader: DumpReader, recipe: Recipe, tick: Tick) -> None:
-    result, request = done.result, done.clip.request
+    result = done.result
     result.add("readable", True, f"{reader.size} bytes", "unreadable")
-    shapes = recipe.fields.get("latents")
-    problems = modelfree.layout_of(reader, request, shapes)
+    problems = modelfree.layout_of(reader, reader.request or {}, None)
     if reader.request is not None:
-        _request(done, reader, recipe)
+        same = _request(done, reader, recipe)
+        shapes = recipe.fields.get("latents")
+        if same and shapes and not problems:  # the recipe's shapes are for what was asked for
+            problems = modelfree.layout_of(reader, reader.request, shapes)
     if problems:
         result.add("layout", False, _several(problems))
         return
@@ -145,35 +170,67 @@ def _several(texts: Sequence[str]) -> str:
     return shown if len(texts) <= 3 else f"{shown}; and {len(texts) - 3} more"
 
 
-def _request(done: Examined, reader: DumpReader, recipe: Recipe) -> None:
-    """Field by field, and the recipe's hash where both sides have one."""
-    problems = request_differences(done.clip.request, reader.request or {})
+def _request(done: Examined, reader: DumpReader, recipe: Recipe) -> bool:
+    """Field by field, and the recipe's hash where both sides have one; whether all is the same."""
+    asked = done.clip.request
+    problems = request_differences(asked, reader.request or {})
+    if reader.streams and (reader.request or {}).get("audio") is not True:
+        problems += modelfree.audio_problems(reader, asked)
     theirs = reader.meta.get("recipe_sha256")
     if recipe.sha256 is not None and theirs is not None and theirs != recipe.sha256:
         problems.append(
             f"recipe: asked {recipe.sha256[:12]}, the engine followed {one_line(theirs, 12)}"
         )
-    done.result.add("request", not problems, "; ".join(problems[:6]), "request_mismatch")
+    unasked = [name for name in COMPARED if asked.get(name) is None]
+    told = f"not named by the manifest, so not compared: {', '.join(unasked)}" if unasked else ""
+    compared = len(unasked) < len(COMPARED)
+    done.result.add(
+        "request", (not problems) if problems or compared else None,
+        "; ".join(problems[:6]) or told, "request_mismatch",
+    )  # fmt: skip
+    return not problems
 
 
 def _schedule(done: Examined, reader: DumpReader, recipe: Recipe) -> None:
-    sigma, after = reader.sigmas()
-    done.sigmas = [*sigma, after[-1]]
-    problems = modelfree.schedule_problems(sigma, after, recipe.sigmas)
-    for stream in reader.streams:
-        own = modelfree.stream_sigmas(reader, stream)
-        if own is not None:
-            problems += [f"{stream}: {text}" for text in modelfree.schedule_problems(*own)]
+    """Every stream's noise levels, each held against the recipe's."""
+    problems = modelfree.own_schedule_problems(reader)
+    done.levels = {stream: modelfree.levels_of(reader, stream) for stream in reader.streams}
+    problems += _schedule_problems(done.levels, recipe.sigmas)
     against = "the recipe's" if recipe.sigmas else "falling to 0; not held against a scheduler"
     done.result.add("schedule", not problems, _several(problems) or against)
 
 
+def _schedule_problems(
+    levels: Mapping[str, modelfree.Levels], expected: Sequence[float] | None
+) -> list[str]:
+    """What is wrong with the streams' levels, each told once where they are the same."""
+    told: dict[str, str] = {}
+    for stream, (sigma, after) in levels.items():
+        for text in modelfree.schedule_problems(sigma, after, expected):
+            told.setdefault(text, text if stream == "video" else f"{stream}: {text}")
+    return list(told.values())
+
+
 def _sampler(reader: DumpReader, recipe: Recipe) -> str | None:
     """The sampler when it is not flow-match Euler, by the recipe or by what the dump says."""
-    if recipe.sampler != "euler":
-        return one_line(recipe.sampler, 40)
-    declared = modelfree.declared_sampler(reader)
-    return one_line(declared, 40) if declared not in (None, "euler") else None
+    for named in (recipe.sampler, modelfree.declared_sampler(reader)):
+        if named and not modelfree.is_euler(named):
+            return one_line(named, 40)
+    return None
+
+
+def _absorb_no_steps(result: ClipResult, expected: Mapping[str, Any]) -> None:
+    """The reference makes latents of other shapes, so that there was nothing to replay."""
+    if not expected:
+        result.add("replay", None, "the replay says nothing about this clip", "inconclusive")
+        return
+    shapes = ", ".join(f"{name} {shape}" for name, shape in expected.items())
+    asked = all(check.ok is not False for check in result.checks if check.name == "request")
+    detail = f"the reference makes {one_line(shapes)}"
+    if asked:
+        result.add("reference layout", False, detail, "layout")
+    else:
+        result.add("reference layout", None, f"{detail} of the request that was asked for")
 
 
 def pick_clips(examined: Sequence[Examined], wanted: int, rng: random.Random) -> list[Examined]:
@@ -185,36 +242,41 @@ def pick_clips(examined: Sequence[Examined], wanted: int, rng: random.Random) ->
     return sorted(picked, key=lambda each: each.index)
 
 
-def digests(clips: Sequence[Clip], tick: Tick) -> list[str | None]:
-    """The sha256 of every mp4; None for one that cannot be read."""
-    found: list[str | None] = []
+def digests(clips: Sequence[Clip], tick: Tick) -> list[Digest]:
+    """The sha256 of every mp4, or why there is none."""
+    found: list[Digest] = []
     for number, clip in enumerate(clips):
         tick(number / len(clips))
         try:
-            found.append(sha256_of(clip.video))
-        except OpError:
-            found.append(None)
+            found.append(Digest(sha256_of(clip.video)))
+        except OpError as error:
+            found.append(Digest(None, error.what))
     return found
 
 
 def absorb(done: Examined, told: Mapping[str, Any], replayed: bool) -> None:
     """Put what the worker found about a clip into its checks."""
-    result = done.result
-    noise = told.get("noise")
-    if isinstance(noise, dict):
-        result.add("noise", noise.get("ok"), one_line(str(noise.get("detail", ""))))
+    _absorb_finding(done.result, told, "noise", "noise")
     if told.get("problem"):
-        result.add("replay", None, one_line(str(told["problem"])), "inconclusive")
-        return
-    if not replayed:
-        return
-    expected = told.get("shapes") or {}
+        done.result.add("replay", None, one_line(str(told["problem"])), "inconclusive")
+    elif replayed:
+        _absorb_replay(done, told)
+    for name in ("clip", "audio"):
+        _absorb_finding(done.result, told, name, "clip_mismatch")
+
+
+def _absorb_finding(result: ClipResult, told: Mapping[str, Any], name: str, verdict: str) -> None:
+    found = told.get(name)
+    if isinstance(found, dict):
+        result.add(name, found.get("ok"), one_line(str(found.get("detail", "")), 400), verdict)
+
+
+def _absorb_replay(done: Examined, told: Mapping[str, Any]) -> None:
+    result = done.result
     if not told.get("steps"):
-        shapes = ", ".join(f"{name} {shape}" for name, shape in expected.items())
-        result.add("reference layout", False, f"the reference makes {one_line(shapes)}", "layout")
+        _absorb_no_steps(result, told.get("shapes") or {})
         return
-    schedule = told.get("schedule") or []
-    problems = modelfree.schedule_problems(done.sigmas[:-1], done.sigmas[1:], schedule)
+    problems = _schedule_problems(done.levels, told.get("schedule") or [])
     result.add("reference schedule", not problems, _several(problems), "schedule")
     steps = [judge.Step(**row) for row in told["steps"]]
     candidates = [judge.Candidate(**row) for row in told.get("candidates") or ()]
@@ -226,6 +288,3 @@ def absorb(done: Examined, told: Mapping[str, Any], replayed: bool) -> None:
         result.add("replay", found.verdict == "pass" or None, found.detail, "inconclusive")
     else:
         result.add("replay", False, one_line(found.detail, 400), found.verdict)
-    pixels = told.get("clip")
-    if isinstance(pixels, dict):
-        result.add("clip", pixels.get("ok"), one_line(str(pixels.get("detail"))), "clip_mismatch")

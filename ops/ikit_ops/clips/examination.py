@@ -28,6 +28,8 @@ from ikit_ops.clips import checker, manifest, sampling, torchside
 from ikit_ops.clips.checker import Examined
 from ikit_ops.clips.verdicts import FAILURES, MEANING, NOT_TOLD_APART, detection, worst
 
+NO_TORCH = "needs torch"
+
 
 class Examination:
     """One call's way from the manifest to the draft."""
@@ -63,7 +65,8 @@ class Examination:
             tell(share * count, "hashing the mp4 files")
 
         found = checker.digests(self.clips, hashing)
-        folder = checker.DumpFolder(self.paths["dumps"], {each for each in found if each})
+        claimed = {each.sha256 for each in found if each.sha256}
+        folder = checker.DumpFolder(self.paths["dumps"], claimed)
         for index, (clip, digest) in enumerate(zip(self.clips, found, strict=True)):
 
             def reading(share: float, index: int = index) -> None:
@@ -93,9 +96,14 @@ class Examination:
             if readable:
                 self.missing.append("noise: no Python with torch is here to draw it")
                 for each in readable:
-                    each.result.add("noise", None, "needs torch")
+                    each.result.add("noise", None, NO_TORCH)
             return
         self.found = torchside.run_worker(self.call, python, self._task(readable, reference))
+        if self.found.get("recipe_problem"):
+            raise OpError(
+                one_line(str(self.found["recipe_problem"])),
+                "correct the recipe's call; the engine uses the same file",
+            )
         if self.found.get("problem"):
             raise OpError(
                 f"the reference cannot be used: {one_line(str(self.found['problem']))}",
@@ -213,7 +221,7 @@ class Examination:
             missing += [
                 f"clip {each.index}: {check.name}: {check.detail}"
                 for check in each.result.checks
-                if check.ok is None and check.name != "noise"
+                if check.ok is None and check.detail != NO_TORCH
             ]
         return missing[:20]
 
@@ -232,6 +240,8 @@ class Examination:
             lines.append("no recipe: negative prompt and other scales are the pipeline's defaults")
         if not self.decode:
             lines.append("the mp4 was not compared with the final latent (decode)")
+        elif any("audio" in each.levels for each in self.picked):
+            lines.append("of the audio only the mp4's track and its length were looked at")
         lines.append("the dumps are the engine's own account; a hash ties each to its mp4 by name")
         return lines
 
@@ -245,6 +255,12 @@ class Examination:
             for n in cheated
         ]
 
+    def _why(self, verdict: str, clip: Examined) -> str:
+        """What was not seen, in the words of the first clip of a verdict that is no failure."""
+        unseen = [f"{c.name}: {c.detail}" for c in clip.result.checks if c.ok is None]
+        whole = [] if verdict == "not_checkable" else self.missing
+        return one_line(next(iter([*whole, *unseen]), ""), 300)
+
     def _summary(self, verdict: str) -> str:
         judged = self.judged
         same = [each for each in judged if each.result.verdict == verdict]
@@ -253,8 +269,8 @@ class Examination:
             high = max((row["r"] for row in self._rows()), default=0.0)
             return f"pass: {count} compute the reference within its bf16 noise (r up to {high:.2f})"
         if verdict not in FAILURES:
-            why = f"{verdict}: {MEANING[verdict]}; {count}"
-            return f"{why}: {self.missing[0]}" if self.missing else why
+            why = self._why(verdict, same[0])
+            return f"{verdict}: {MEANING[verdict]}; {count}" + (f": {why}" if why else "")
         failed = same[0].result.failed
         detail = failed.detail if failed is not None else ""
         shown = verdict.replace("_", " ")

@@ -14,14 +14,14 @@ successor are in memory together and a clip of any size takes a few megabytes.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ikit_ops.clips.layout import layout_problems
-from ikit_ops.clips.reader import DumpReader
+from ikit_ops.clips.reader import DumpReader, json_in
 from ikit_ops.clips.recorder import DTYPE_BYTES
 from ikit_ops.clips.vectors import Vectors, ulp, vectors
 
@@ -30,6 +30,9 @@ SAMPLE = 512  # numbers of each output that are kept to compare outputs with eac
 SIGMA_TOLERANCE = 1e-6
 EXTRAPOLATED = 1e-5  # of the output; an honest one is 1e-3 and more from what its predecessors say
 _SHOWN = 4
+_EULER = {"euler", "flowmatcheuler", "flowmatcheulerdiscrete", "flowmatcheulerdiscretescheduler"}
+Levels = tuple[list[float], list[float]]
+"""``sigma`` and ``sigma_next`` of each step."""
 
 
 @dataclass
@@ -106,7 +109,11 @@ def geometry_problems(request: Mapping[str, Any], shape: Sequence[int]) -> list[
 def layout_of(
     reader: DumpReader, request: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] | None
 ) -> list[str]:
-    """The layout's problems, with the shapes that the recipe names or the request allows."""
+    """The layout's problems, with the shapes that the recipe names or the request allows.
+
+    Held against the dump's own request it says whether the dump is whole; whether that request
+    is the one that was asked for is another question.
+    """
     steps = request.get("steps")
     count = steps if type(steps) is int else None
     problems = layout_problems(reader, shapes, count, values=False)
@@ -114,12 +121,19 @@ def layout_of(
         problems = geometry_problems(request, reader.shape("final.video"))
     if not problems and "video" not in reader.streams:
         problems = ["there is no video stream"]
-    if not problems and shapes is None and type(request.get("audio")) is bool:
-        found = "audio" in reader.streams
-        if found != request["audio"]:
-            word = "no audio" if found else "audio"
-            problems = [f"{word} was asked for, the streams are {', '.join(reader.streams)}"]
+    if not problems and shapes is None:
+        problems = audio_problems(reader, request)
     return problems
+
+
+def audio_problems(reader: DumpReader, request: Mapping[str, Any]) -> list[str]:
+    """Whether audio was asked for and is not there.
+
+    A model that makes audio with its video does so whether or not it was asked for.
+    """
+    if request.get("audio") is True and "audio" not in reader.streams:
+        return [f"audio was asked for, the streams are {', '.join(reader.streams)}"]
+    return []
 
 
 def scan(
@@ -147,9 +161,7 @@ class _Stream:
         self.reader, self.stream, self.ops, self.found = reader, stream, ops, found
         self.steps = reader.n_steps
         self.numbers = math.prod(reader.shape(f"final.{stream}"))
-        sigma, after = reader.sigmas()
-        own = stream_sigmas(reader, stream)
-        sigma, after = own if own is not None else (sigma, after)
+        sigma, after = levels_of(reader, stream)
         self.ds = [b - a for a, b in zip(sigma, after, strict=True)]
         self.buffers = {part: bytearray(4 * PIECE) for part in ("x", "out", "next", "last")}
         self.samples: list[Any] = []
@@ -198,8 +210,11 @@ class _Stream:
             if start == 0:
                 self._sample(step, out)
             last = after
-        if last is not None and not self._equal(last, self._read("final", "x", start)):
-            self._note("final", 0)
+        final = self._read("final", "x", start)
+        if not self.ops.finite(final[0]):
+            self._note("non_finite", self.steps)
+        if last is not None and not self._equal(last, final):
+            self._note("final", self.steps)
 
     def _equal(self, one: tuple[Any, str, memoryview], other: tuple[Any, str, memoryview]) -> bool:
         if one[1] == other[1]:
@@ -217,7 +232,7 @@ class _Stream:
     def _tell(self) -> None:
         """Put what was counted into words."""
         for (check, step), count in sorted(self.bad.items(), key=lambda item: item[0][1]):
-            here = f"step {step} of {self.stream}"
+            here = f"step {step} of {self.stream}" if step < self.steps else f"final.{self.stream}"
             words = {
                 "chain": f"{here} does not start at x_next of step {step - 1}",
                 "final": f"final.{self.stream} is not the last x_next",
@@ -246,7 +261,7 @@ class _Stream:
         for step in range(1, self.steps):
             here, back = self.samples[step], self.samples[step - 1]
             moves.append(_distance(here, back))
-            if step in repeated or step < 2:
+            if step in repeated:
                 continue
             dtype = self.reader.dtype(f"step.{step}.{self.stream}.out")
             if extrapolated(here, self.samples[max(0, step - 3) : step], dtype):
@@ -270,29 +285,53 @@ class _Stream:
         return True
 
 
-def stream_sigmas(reader: DumpReader, stream: str) -> tuple[list[float], list[float]] | None:
+def stream_sigmas(reader: DumpReader, stream: str) -> Levels | None:
     """The schedule of a stream that has its own (metadata ``sigmas``), or None."""
-    text = reader.meta.get("sigmas")
-    if text is None:
-        return None
     try:
-        both = json.loads(text)[stream]
+        both = (json_in(reader.meta, "sigmas") or {})[stream]
         lists = [[float(level) for level in both[name]] for name in ("sigma", "sigma_next")]
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     if any(len(each) != reader.n_steps or not all(map(math.isfinite, each)) for each in lists):
         return None
     return lists[0], lists[1]
 
 
+def levels_of(reader: DumpReader, stream: str) -> Levels:
+    """The noise levels that a stream went along: its own, or those of the tensors."""
+    return stream_sigmas(reader, stream) or reader.sigmas()
+
+
+def own_schedule_problems(reader: DumpReader) -> list[str]:
+    """Whether the tensors ``sigma`` and ``sigma_next`` are the video's.
+
+    A schedule of its own is for the stream beside it: else a dump could show one schedule and
+    have gone along another.
+    """
+    problems = []
+    first = "video" if "video" in reader.streams else reader.streams[0]
+    for name, own, tensor in zip(
+        ("sigma", "sigma_next"), levels_of(reader, first), reader.sigmas(), strict=True
+    ):
+        for step, (one, other) in enumerate(zip(own, tensor, strict=True)):
+            if abs(one - other) > SIGMA_TOLERANCE:
+                problems.append(
+                    f"the {first} went by {name}[{step}] {one:.6f}, the tensor says {other:.6f}"
+                )
+                break
+    return problems
+
+
 def declared_sampler(reader: DumpReader) -> str | None:
     """The sampler that the dump's own recipe names, or None."""
-    try:
-        recipe = json.loads(reader.meta.get("recipe", ""))
-    except (ValueError, RecursionError):
-        return None
+    recipe = json_in(reader.meta, "recipe")
     sampler = recipe.get("sampler") if isinstance(recipe, dict) else None
     return sampler if isinstance(sampler, str) else None
+
+
+def is_euler(sampler: str) -> bool:
+    """Whether a sampler's name is one of those of flow-match Euler, however it is spelled."""
+    return re.sub(r"[^a-z0-9]", "", sampler.lower()) in _EULER
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

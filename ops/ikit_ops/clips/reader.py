@@ -9,6 +9,7 @@ and nothing of the file is mapped into memory: a mapped file that is cut short k
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -32,13 +33,28 @@ MAX_DUMP_BYTES = 256 << 30
 MAX_TOLD = 16_384  # of a name: who shows it redacts it whole, and cuts it shorter
 
 
+class NotReadableHere(StepDumpError):
+    """A dump that this user or this machine cannot open: that says nothing about the engine."""
+
+
+def _unopened(error: OSError) -> StepDumpError:
+    """Whose fault it is: a link or a folder in the dump's place is the engine's, the rest is not.
+
+    A dump is private to the user that wrote it (mode 0600), so that another user's checker meets
+    this first of all.
+    """
+    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOENT):
+        return StepDumpError(f"it cannot be opened: {error.strerror}")
+    return NotReadableHere(f"it cannot be opened here: {error.strerror}")
+
+
 class DumpReader:
     """One dump, opened and its header held against safetensors' rules.
 
     ``meta`` is the metadata, ``request`` its request (None when there is none that parses),
     ``streams`` the latent streams, ``n_steps`` one more than the largest step's index.
-    StepDumpError says why a file is no dump.  Nothing is mapped: a file that is cut short while
-    it is read gives an error, not a signal.
+    StepDumpError says why a file is no dump, NotReadableHere that it cannot be opened here.
+    Nothing is mapped: a file that is cut short while it is read gives an error, not a signal.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,14 +63,14 @@ class DumpReader:
         try:
             self._file = os.fdopen(os.open(self.path, flags | getattr(os, "O_BINARY", 0)), "rb", 0)
         except OSError as error:
-            raise StepDumpError(f"cannot be opened: {error.strerror}") from error
+            raise _unopened(error) from error
         try:
             info = os.fstat(self._file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise StepDumpError("is no regular file")
+                raise StepDumpError("it is no regular file")
             self.size = info.st_size
             if self.size > MAX_DUMP_BYTES:
-                raise StepDumpError(f"holds {self.size} bytes: larger than any clip's steps")
+                raise StepDumpError(f"it holds {self.size} bytes: more than any clip's steps")
             self._read_header()
         except StepDumpError:
             self._file.close()
@@ -98,7 +114,10 @@ class DumpReader:
         done = 0
         self._file.seek(begin + start)
         while done < len(view):
-            count = self._file.readinto(view[done:])
+            try:
+                count = self._file.readinto(view[done:])
+            except OSError as error:
+                raise NotReadableHere(f"it cannot be read here: {error.strerror}") from error
             if not count:
                 raise StepDumpError("the file was cut short while it was read")
             done += count
@@ -142,9 +161,12 @@ class DumpReader:
             raise StepDumpError(f"there is no {name[:MAX_TOLD]}") from None
 
     def _read_header(self) -> None:
-        first = self._file.read(8)
+        try:
+            first = self._file.read(8)
+        except OSError as error:
+            raise NotReadableHere(f"it cannot be read here: {error.strerror}") from error
         if len(first) < 8:
-            raise StepDumpError("is shorter than a safetensors header")
+            raise StepDumpError("it is shorter than a safetensors header")
         (length,) = struct.unpack("<Q", first)
         if length > min(MAX_HEADER_BYTES, self.size - 8):
             raise StepDumpError(f"its header claims {length} bytes")
@@ -216,7 +238,7 @@ def _entries_of(
         position = end
     if position != size:
         raise StepDumpError(
-            f"holds {size - start} bytes of tensors, its header says {position - start}"
+            f"it holds {size - start} bytes of tensors, its header says {position - start}"
         )
     return entries
 
@@ -226,8 +248,20 @@ def _whole_numbers(value: Any) -> bool:
 
 
 def _request_in(meta: Mapping[str, str]) -> dict[str, Any] | None:
+    request = json_in(meta, "request")
+    return request if isinstance(request, dict) else None
+
+
+def json_in(meta: Mapping[str, str], name: str) -> Any:
+    """An entry of the metadata as JSON; None when there is none, or it is no JSON.
+
+    NaN and infinity are none: Python's reader takes them, no other does.
+    """
     try:
-        request = json.loads(meta.get("request", ""))
+        return json.loads(meta.get(name, ""), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None
-    return request if isinstance(request, dict) else None
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(word)

@@ -158,7 +158,9 @@ class Numpy:
             made += x
             low, high = float(made.min()), float(made.max())
             if not (math.isfinite(low) and math.isfinite(high)):
-                return Euler(finite=self.finite(x) and self.finite(out) and self.finite(x_next))
+                if self.finite(x) and self.finite(out) and self.finite(x_next):
+                    return self._careful(x, out, x_next, ds, dtypes)  # only the sum overflows
+                return Euler(finite=False)
             near = _NEAR[dtypes[1]]
             apart = made.view(np.int32) - x_next.view(np.int32)
             apart += near
