@@ -9,10 +9,9 @@ mp4 files and a manifest are left for ``clip_steps``, which draws what it looks 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, one_line
+from ikit_mcp.call import Call, expanded, one_line
 from ikit_mcp.evidence.record import EvidenceRecord
 from ikit_mcp.registry import MEASURES, Arg, OpError, operation
 
@@ -62,8 +61,8 @@ def bench_clips(
     from ikit_ops.clips.client import Server
 
     server, given = Server.of(url), read_requests(requests)
-    folder = Path(out).expanduser().absolute()
-    dump_folder = None if dumps is None else Path(dumps).expanduser().absolute()
+    folder = expanded(out)
+    dump_folder = None if dumps is None else expanded(dumps)
     if dump_folder is not None and not dump_folder.is_dir():
         raise OpError(f"dumps {one_line(str(dumps))} is no directory", "name the engine's")
     with benchmark.Folder(folder) as made:
@@ -78,7 +77,7 @@ def bench_clips(
         resolved: dict[str, Any] = {"out": str(folder)}
         resolved |= {"dumps": str(dump_folder)} if dump_folder is not None else {}
         if requests is not None:
-            resolved["requests"] = str(Path(requests).expanduser().absolute())
+            resolved["requests"] = str(expanded(requests))
         record = call.save(benchreport.draft_of(run, concurrency), resolved=resolved,
                            reply=("stages_ms", "manifest", "repeat"))  # fmt: skip
         made.keep()

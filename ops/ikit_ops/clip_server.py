@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Cancelled, one_line
+from ikit_mcp.call import Call, Cancelled, expanded, one_line
 from ikit_mcp.evidence.canonical import canonical_bytes
 from ikit_mcp.registry import READS, Arg, OpError, operation
 from ikit_ops.clips import manifest, torchside
@@ -61,7 +61,7 @@ def serve_clips(
     Raises:
         OpError: no such model or directory, no Python with torch, or a server that died.
     """
-    folder, target = Path(model).expanduser().absolute(), Path(dumps).expanduser().absolute()
+    folder, target = expanded(model), expanded(dumps)
     if not (folder / "model_index.json").is_file():
         raise OpError(f"model {one_line(model)} has no model_index.json", "give a diffusers model")
     if not target.is_dir():

@@ -16,10 +16,9 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import one_line
+from ikit_mcp.call import expanded, one_line
 from ikit_mcp.registry import OpError
 from ikit_ops.clips import manifest
 from ikit_ops.clips.recorder import MAX_STEPS, REQUEST_FIELDS, request_of
@@ -48,7 +47,7 @@ def read_requests(path: str | None) -> list[dict[str, Any]]:
     """The requests of a JSON-lines file, each checked; OpError names the line that is none."""
     if path is None:
         return []
-    data = manifest.read_small(Path(path).expanduser(), manifest.MAX_MANIFEST_BYTES, "requests")
+    data = manifest.read_small(expanded(path), manifest.MAX_MANIFEST_BYTES, "requests")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikit_mcp.registry import excerpt
 from ikit_ops.profilers.capture import Capture, KernelKey, Shape, Tally, shape
 from ikit_ops.profilers.limits import MAX_STRING, Reading, lines_of
 from ikit_ops.profilers.nsys_reports import Reports
@@ -258,7 +259,9 @@ class _Table:
                 f"{lost} rows have no time: printed in {self.unit}, it is rounded to nothing"
             )
         for category, count in self.other.items():
-            capture.missing.append(f"{count} rows of the category {category[:60]} (not read)")
+            capture.missing.append(
+                f"{count} rows of the category {excerpt(category, 60)} (not read)"
+            )
         return list(made.values())
 
 
