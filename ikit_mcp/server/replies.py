@@ -193,9 +193,9 @@ def _cut(text: str, room: int) -> str:
 def error(problem: OpError) -> t.CallToolResult:
     """A tool error with its next step, inside the budget for an error."""
     text = visible(secrets.redact(problem.what))
-    advice = visible(secrets.redact(problem.next_step))
-    room = ERROR_CHARACTERS - min(len(advice), 600) - 8
-    said = _cut(text, room) + (f"\nNext: {advice[:600]}" if advice else "")
+    advice = visible(secrets.redact(problem.next_step))[:600]
+    room = ERROR_CHARACTERS - len(advice) - 8
+    said = _cut(text, room) + (f"\nNext: {advice}" if advice else "")
     return t.CallToolResult(content=[t.TextContent(type="text", text=said)], is_error=True)
 
 
