@@ -258,31 +258,11 @@ def test_the_same_frames_give_the_same_mp4_and_frames_come_back() -> None:
         assert mp4.encode(frames, 24.0) == first
     back = mp4.decode_bytes(first, 100)
     assert back.shape == frames.shape
-    assert pixels._psnr(back, frames) > 25
+    assert pixels.psnr(back, frames).min() > 25
     with pytest.raises(mp4.ClipError):
         mp4.decode_bytes(b"no mp4", 100)
     with pytest.raises(mp4.ClipError, match="more than 3 frames"):
         mp4.decode_bytes(first, 3)
-
-
-def test_a_clip_of_other_pixels_is_told_from_the_latents_own(
-    tmp_path: Path, reference: Reference, pipes: dict[str, Any]
-) -> None:
-    asked = clips_engine.request(4)
-    made = clipmaker.make(pipes["fp32"], asked, tmp_path, clips_engine.RECIPE, {})
-    video = tmp_path / "clip.mp4"
-    video.write_bytes(made.mp4)
-    with DumpReader(made.dump) as reader:
-        clip = {"video": str(video), "request": asked}
-        assert pixels.compare(reference, reader, clip)["ok"]
-        other = clips_engine.request(5)
-        video.write_bytes(
-            clipmaker.make(pipes["fp32"], other, tmp_path, clips_engine.RECIPE, {}).mp4
-        )
-        assert pixels.compare(reference, reader, clip)["ok"] is False
-        video.write_bytes(b"no mp4")
-        with pytest.raises(ValueError, match="cannot be decoded"):
-            pixels.compare(reference, reader, clip)
 
 
 def test_stages_explain_the_time_and_a_full_disk_gives_no_clip(
@@ -409,7 +389,7 @@ def test_a_seed_that_is_none_leaves_the_noise_unchecked(
     path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
     assert worked(None, path, {**asked, "noise_seed": None}, [])["noise"]["ok"] is None
     path.write_bytes(path.read_bytes()[:1000])
-    assert "StepDumpError" in worked(None, path, asked, [])["problem"]
+    assert "bytes of tensors" in worked(None, path, asked, [])["problem"]
 
 
 @pytest.mark.parametrize("steps", [2, 3])

@@ -11,7 +11,7 @@ does not.  In between nobody can tell a coarse encoder from a cheat, and nothing
 
 Unrelated pictures are made of the clip itself: mirrored and shifted by half, its frames have the
 same light and contrast and nothing in its place.  They are compared as thumbnails, by their
-correlation, since coarse codecs and tiles spoil detail first.  The best frame decides, for a
+likeness, since coarse codecs and tiles spoil detail first.  The best frame decides, for a
 starved codec loses a clip's later frames before its first.  A file smaller than the same frames
 encoded at the worst quality of use shows nothing of anything, so it is not held against them.
 
@@ -40,9 +40,9 @@ MARGIN_DB = 3.0
 ROOM_DB = 6.0  # between unrelated pictures and encoding alone, or the pictures tell nothing
 MISPLACED_DB = 10.0
 THUMBNAIL = 8  # pixels of a side
-CONTRAST = 8.0  # of 255: a codec may well drop less than that
+CONTRAST = 6.0  # of 255: a codec may well drop less than that
 FAR = 48.0  # of 255, in the mean over squares: no encoder and no decoder is that wrong
-UNRELATED, MOST_UNRELATED = 0.1, 0.5
+LIKE, MOST_CHANCE, MOST_LIKE = 0.3, 0.5, 0.6
 WORST_CRF = "45"
 MAX_FRAMES = 2_000
 MAX_OTHERS = 3
@@ -117,13 +117,14 @@ def _by_thumbnails(
     gaps = np.sqrt(((small - target) ** 2).reshape(len(target), -1).mean(axis=1))
     if gaps.min() >= FAR:
         return _failed(f"{told}: the light is off by {gaps.min():.0f} of 255 in every frame")
-    clear = target.reshape(len(target), -1).std(axis=1) >= CONTRAST
+    clear = _without_layout(target).std(axis=1) >= CONTRAST
     if 2 * clear.sum() < len(clear):
         return _open(f"{told}: too little in the pictures to tell clips apart")
-    best = float(correlation(small, target)[clear].max())
-    chance = max(float(correlation(small, thumbnails(view))[clear].max()) for view in views(wanted))
+    best = float(likeness(small, target)[clear].max())
+    chance = max(float(likeness(small, thumbnails(view))[clear].max()) for view in views(wanted))
     told += f"; best likeness of a frame {best:.2f}, of an unrelated picture {chance:.2f}"
-    if best > min(chance, MOST_UNRELATED) + UNRELATED:
+    by_chance = min(chance, MOST_CHANCE)  # a symmetric picture is like its own mirror image
+    if best > min(by_chance + LIKE * (1 - by_chance), MOST_LIKE):
         return _open(f"{told}: a coarse encoder or other pixels, which cannot be told apart")
     if size is None or size <= len(mp4.encode(wanted, fps, crf=WORST_CRF)):
         return _open(f"{told}: too few bytes to show anything")
@@ -174,12 +175,22 @@ def thumbnails(frames: Frames) -> Any:
     return np.stack(made)
 
 
-def correlation(one: Any, other: Any) -> Any:
-    """For each pair of thumbnails from -1 to 1, whatever their light and contrast; 0 if flat."""
-    a, b = (each.reshape(len(each), -1).astype(np.float64) for each in (one, other))
-    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+def likeness(one: Any, other: Any) -> Any:
+    """For each pair of thumbnails their correlation, whatever their light; 0 if one is flat.
+
+    The mean of each row and column is taken out first: light above and dark below is what
+    landscapes have in common, not what one picture shows.
+    """
+    a, b = (_without_layout(each.astype(np.float64)) for each in (one, other))
     sizes = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
     return (a * b).sum(axis=1) / np.maximum(sizes, 1e-9)
+
+
+def _without_layout(small: Any) -> Any:
+    """[F, h, w] less the light of its rows and columns, as [F, h * w]."""
+    rows, columns = small.mean(axis=2, keepdims=True), small.mean(axis=1, keepdims=True)
+    rest = small - rows - columns + small.mean(axis=(1, 2), keepdims=True)
+    return rest.reshape(len(rest), -1)
 
 
 def _encoded(frames: Frames, fps: float) -> Frames:
