@@ -21,11 +21,12 @@ from pathlib import Path
 DEAF = """
 import signal, subprocess, sys
 for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
-subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)", __file__])
+daemon = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", daemon, __file__])
 print("started", flush=True)
 while True: sum(range(9999))
 """
-"""A target that ignores what asks it to end, and has a child of the same kind."""
+"""A target that ignores what asks it to end, and leaves a daemon."""
 
 
 def install(folder: Path, name: str, mode: str = "ok", capture: Path | None = None) -> Path:

@@ -130,6 +130,17 @@ def test_what_the_profiled_run_has_and_the_benchmark_had_not_is_named(
     assert any("than the benchmark's: 1 flag differs" in line for line in limits)
 
 
+def test_a_device_that_the_caller_chose_is_chosen_again(tmp_path: Path) -> None:
+    """llama.cpp is then told to offload nothing: with the device left to it, it is not."""
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not here")
+    home = tmp_path / "home"
+    bench = run_here(home, "bench", model=str(shared_gguf()), device="cpu", **SMALL)
+    record = run_here(home, "profile", bench_id=bench.evidence_id, profiler="perf", steps=64)
+    assert bench.get("data", "flags", "n_gpu_layers") == 0
+    assert not [r for r in record.get("data", "config_differences") if "flag" in r["field"]]
+
+
 def test_flags_that_only_a_log_tells_are_missing_when_the_log_is_not_whole(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from fakes.process_trees import (
     tree_command,
     until,
 )
+from fakes.profiler_program import DEAF
 from helpers import real_profilers
 from helpers.bench import run_here
 from ikit_mcp.evidence.record import EvidenceRecord
@@ -131,6 +132,23 @@ def test_the_real_one_writes_its_report_when_time_runs_out_and_leaves_nothing(
         p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())
     ]
     assert alive == []
+
+
+def test_the_real_one_writes_its_report_although_its_target_ignores_the_interrupt(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF, encoding="utf-8")
+    record = profile(tmp_path / "home", script, timeout=6, grace=20)
+    assert record.valid is None and "report.nsys-rep" in {
+        a["name"] for a in record.get("artifacts")
+    }
+    problems = record.get("data", "capture", "problems")
+    assert "processes of the target ignored the interrupt, and were killed" in problems
+    alive = [
+        p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())
+    ]
+    assert nsys_processes() == [] and alive == []
 
 
 def test_a_stored_report_can_be_imported_again(tmp_path: Path) -> None:

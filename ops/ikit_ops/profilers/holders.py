@@ -12,6 +12,7 @@ and so is whatever is below it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -36,17 +37,13 @@ def kill_holders(log: Path) -> int:
     for process in psutil.process_iter():
         if process.pid != os.getpid() and _holds(process.pid, wanted):
             found[process.pid] = process
-            try:
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 found |= {child.pid: child for child in process.children(recursive=True)}
-            except psutil.Error:
-                continue  # it ended meanwhile
     killed = 0
     for process in found.values():
-        try:
+        with contextlib.suppress(psutil.Error):
             process.kill()  # psutil looks whether the pid is still the same process's
-        except psutil.Error:
-            continue
-        killed += 1
+            killed += 1
     return killed
 
 
