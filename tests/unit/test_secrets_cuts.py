@@ -63,14 +63,14 @@ def test_a_secret_slid_over_the_end_of_an_excerpt_never_shows(
 
 
 @pytest.mark.parametrize("secret", [VALUE, LOOKS], ids=NAMED)
-@pytest.mark.parametrize("limit", [100, 1_600])
 def test_a_secret_before_the_cut_does_not_draw_half_of_another_one_in_front_of_it(
-    secret: str, limit: int
+    secret: str,
 ) -> None:
     """What is redacted becomes shorter, so that what was beyond the cut may come before it."""
-    long = "https://user:" + "p" * 2_000 + "@host/x "
-    for shift in range(0, 2 * LONGEST, 37):
-        text = long * 4 + "-" * shift + f" {secret} " + "." * 9_000
+    limit = 200
+    long = "https://" + "u" * 52 + ":" + "p" * 2_030 + "@host/x "
+    for shift in range(limit + LONGEST - 2 * len(long)):  # over the end of what is looked at first
+        text = long * 2 + "-" * shift + f" {secret} " + "." * 9_000
         assert not shows_a_part(excerpt(text, limit), secret)
 
 
