@@ -10,6 +10,7 @@ that was *sustained* (``measure.statistics``).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +42,7 @@ REPLY = ("method", "memory_nodes", "datasheet_gbs", "share_of_datasheet")
     ],
     effects=MEASURES,
     long=True,
+    early=lambda arguments, settings: _refuse_early(arguments),
 )  # fmt: skip
 def measure_bandwidth(
     call: Call, device: str, seconds: float, threads: int | None, size_bytes: int | None
@@ -57,13 +59,22 @@ def measure_bandwidth(
     if found.id == "cpu":
         draft, resolved = _cpu(call, found, seconds, threads, size_bytes)
     else:
-        if threads is not None:
-            raise OpError("threads are for the CPU", "leave out threads, or use device=cpu")
+        _refuse_threads(threads)
         draft, resolved = _gpu(call, found, seconds, size_bytes)
     if any(line.startswith(RESTLESS) for line in draft.gates.warnings):
         again = {**resolved, "seconds": min(LONGEST, 4 * seconds)}
         call.propose("measure_bandwidth", again, "a longer look finds a quieter stretch")
     return call.save(draft, resolved=resolved, reply=REPLY)
+
+
+def _refuse_early(arguments: Mapping[str, Any]) -> None:
+    if arguments["device"].split(":")[0] in ("cuda", "rocm"):
+        _refuse_threads(arguments["threads"])
+
+
+def _refuse_threads(threads: int | None) -> None:
+    if threads is not None:
+        raise OpError("threads are for the CPU", "leave out threads, or use device=cpu")
 
 
 def _cpu(

@@ -63,6 +63,7 @@ ENGINES = ("auto", *adapters())
     effects=Varying(EXECUTES, planning.effects_of),
     long=True,
     open_world=True,
+    early=planning.refuse_early,
 )  # fmt: skip
 def bench(
     call: Call,

@@ -9,6 +9,8 @@ mp4 files and a manifest are left for ``clip_steps``, which draws what it looks 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call, expanded, one_line
@@ -36,6 +38,7 @@ from ikit_mcp.registry import MEASURES, Arg, OpError, operation
     effects=MEASURES,
     long=True,
     open_world=True,
+    early=lambda arguments, settings: _refuse_early(arguments),
 )  # fmt: skip
 def bench_clips(
     call: Call,
@@ -61,10 +64,7 @@ def bench_clips(
     from ikit_ops.clips.client import Server
 
     server, given = Server.of(url), read_requests(requests)
-    folder = expanded(out)
-    dump_folder = None if dumps is None else expanded(dumps)
-    if dump_folder is not None and not dump_folder.is_dir():
-        raise OpError(f"dumps {one_line(str(dumps))} is no directory", "name the engine's")
+    folder, dump_folder = expanded(out), _dump_folder(dumps)
     with benchmark.Folder(folder) as made:
         run = benchmark.begin(
             call, server, made, given, dump_folder,
@@ -88,3 +88,23 @@ def bench_clips(
             "check the steps of clips drawn at random; give reference to replay them",
         )
     return record
+
+
+def _refuse_early(arguments: Mapping[str, Any]) -> None:
+    """OpError for what is wrong whether or not the device is free."""
+    from ikit_ops.clips import benchmark
+    from ikit_ops.clips.asking import read_requests
+    from ikit_ops.clips.client import Server
+
+    Server.of(arguments["url"])
+    read_requests(arguments["requests"])
+    _dump_folder(arguments["dumps"])
+    benchmark.refuse_taken(expanded(arguments["out"]))
+
+
+def _dump_folder(dumps: str | None) -> Path | None:
+    """The engine's folder of dumps, when it was named; OpError when it is none."""
+    folder = None if dumps is None else expanded(dumps)
+    if folder is not None and not folder.is_dir():
+        raise OpError(f"dumps {one_line(str(dumps))} is no directory", "name the engine's")
+    return folder

@@ -67,6 +67,7 @@ def _effects_of(arguments: Mapping[str, Any]) -> Effects:
     ],
     effects=Varying(EXECUTES, _effects_of),
     long=True,
+    early=lambda arguments, settings: _refuse_early(arguments, settings),
 )  # fmt: skip
 def profile(
     call: Call,
@@ -89,10 +90,6 @@ def profile(
     from ikit_ops.engines.planning import chosen_devices
     from ikit_ops.profilers import launch, target
 
-    if bool(command) == bool(bench_id):
-        raise OpError(
-            "give either a command or a bench_id", 'for example command ["python", "run.py"]'
-        )
     launch.refuse_secrets(call, command)
     devices = chosen_devices(call, device or "auto")
     here = call.devices() if device is None else devices
@@ -103,6 +100,16 @@ def profile(
     return target.carry_out(
         call, wanted, profiler, here, keep_env=keep_env, timeout=timeout, grace=grace
     )
+
+
+def _refuse_early(arguments: Mapping[str, Any], settings: Settings) -> None:
+    """OpError for what is wrong whatever the device."""
+    if bool(arguments["command"]) == bool(arguments["bench_id"]):
+        raise OpError(
+            "give either a command or a bench_id", 'for example command ["python", "run.py"]'
+        )
+    if arguments["bench_id"]:
+        Store(settings.home).require(arguments["bench_id"], "bench")
 
 
 # --- captures from elsewhere -----------------------------------------------------------

@@ -47,14 +47,12 @@ class Folder:
         self._made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            taken = any(self.path.iterdir())
         except OSError as error:
             raise OpError(
                 f"out {one_line(str(self.path))} cannot be made: {error.strerror}",
                 "name a new folder",
             ) from None
-        if taken:
-            raise OpError(f"out {one_line(str(self.path))} is not empty", "name a new folder")
+        refuse_taken(self.path)
         return self
 
     def __exit__(
@@ -90,6 +88,20 @@ class Folder:
     def keep(self) -> None:
         """The record is there: so are its files."""
         self._kept = True
+
+
+def refuse_taken(path: Path) -> None:
+    """OpError when there is something in the folder, or it is none; a new one may be made."""
+    try:
+        taken = any(path.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OpError(
+            f"out {one_line(str(path))} cannot be made: {error.strerror}", "name a new folder"
+        ) from None
+    if taken:
+        raise OpError(f"out {one_line(str(path))} is not empty", "name a new folder")
 
 
 @dataclass

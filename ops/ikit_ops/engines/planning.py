@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ikit_mcp.call import Call, Device, expanded, one_line
+from ikit_mcp.call import Call, Device, Settings, expanded, one_line
+from ikit_mcp.evidence.store import Store
 from ikit_mcp.registry import EXECUTES, MEASURES, Effects, OpError, excerpt
 from ikit_ops.engines import adapter_named, adapters
 from ikit_ops.engines.adapter import Adapter, Plan, json_or_text
@@ -130,6 +131,24 @@ def _leaves(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]
 def _plain(name: str) -> str:
     """A name with underscores and without dashes before it."""
     return name.strip().lstrip("-").replace("-", "_")
+
+
+def refuse_early(arguments: Mapping[str, Any], settings: Settings) -> None:
+    """OpError for what is wrong whatever the device: ids of no record, a path of no model.
+
+    ``make_plan`` refuses the same and more; but it runs when the device is ours, which may be an
+    hour after a name was mistyped.
+    """
+    store = Store(settings.home)
+    for name, kind in (("roofline", "roofline"), ("reference", "bench")):
+        if arguments[name] is not None:
+            store.require(arguments[name], kind)
+    absolute(arguments["python"])
+    served = arguments["engine"] in _THREADLESS or arguments["command"] or arguments["url"]
+    if arguments["engine"] != "auto":
+        _refuse_idle(adapter_named(arguments["engine"]), arguments)
+    if not served and existing(arguments["model"]) is None:
+        _refuse_lost_path(arguments["model"])
 
 
 def make_plan(call: Call, arguments: Mapping[str, Any]) -> tuple[Adapter, Plan]:
