@@ -13,6 +13,7 @@ from fakes.profilers import Launch, nsys_export
 from ikit_ops.profilers import formats, nsys_sqlite
 from ikit_ops.profilers.capture import Capture
 from ikit_ops.profilers.limits import Damaged, Reading
+from ikit_ops.profilers.sqlite_input import opened
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
 ONE = (1, 1, 1)
@@ -192,6 +193,264 @@ def test_api_calls_ranges_and_losses_are_read(tmp_path: Path) -> None:
     assert capture.version == "2026.9"
 
 
+# --- what an export does not say -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Not all CUDA events might have been collected.",
+        "CUDA profiling might have not been started correctly.",
+        "CUDA profiling might not have been started correctly.",
+        "12 CUDA events were lost",
+        "Buffer overflow: some events were dropped",
+        "Event records could not be collected",
+        "The event buffers were full.",
+    ],
+)
+def test_what_the_profiler_says_it_lost_leaves_the_capture_doubtful(
+    tmp_path: Path, text: str
+) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, text TEXT)",
+            f"INSERT INTO DIAGNOSTIC_EVENT VALUES (1, '{text}'), (2, '{text}')",
+        ],
+    )
+    assert read(path).incomplete == [f"the profiler says (2 times): {text}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Not all NVTX events might have been collected.",
+        "Not all OS runtime libraries events might have been collected.",
+    ],
+)
+def test_lost_ranges_leave_the_kernels_whole_and_are_named(tmp_path: Path, text: str) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, text TEXT)",
+            f"INSERT INTO DIAGNOSTIC_EVENT VALUES (1, '{text}')",
+        ],
+    )
+    capture = read(path)
+    assert capture.incomplete == [] and capture.missing == [f"the profiler says: {text}"]
+
+
+def test_what_the_profiler_says_of_its_work_is_no_loss(tmp_path: Path) -> None:
+    texts = (
+        "Number of CUPTI events produced: 3,224, CUPTI buffers: 5.",
+        "Profiling has started.",
+        "Common injection library initialized successfully.",
+        "Number of OS runtime libraries events collected: 127.",
+        "No NVTX events collected. Does the process use NVTX?",
+    )
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, text TEXT)",
+            *(f"INSERT INTO DIAGNOSTIC_EVENT VALUES (1, '{text}')" for text in texts),
+        ],
+    )
+    capture = read(path)
+    assert capture.incomplete == [] and capture.missing == []
+
+
+def test_bytes_that_some_rows_do_not_say_are_null_and_named(tmp_path: Path) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, copyKind, bytes)",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 2, 0, 1, NULL), (3, 4, 0, 1, 64), "
+            "(5, 6, 0, 2, 8), (7, 8, 0, 2, 0), (9, 9, 0, 8, 'much'), (9, 9, 0, 8, -1)",
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId)",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (10, 12, 0)",
+        ],
+    )
+    capture = read(path)
+    assert {name: (t.calls, t.bytes) for name, t in (capture.memory_ops or {}).items()} == {
+        "[CUDA memcpy Host-to-Device]": (2, None),
+        "[CUDA memcpy Device-to-Host]": (2, 8),
+        "[CUDA memcpy Device-to-Device]": (2, None),
+        "[CUDA memset]": (1, None),
+    }
+    assert sorted(capture.missing) == [
+        "bytes of [CUDA memcpy Device-to-Device]: 2 rows do not say theirs",
+        "bytes of [CUDA memcpy Host-to-Device]: 1 rows do not say theirs",
+        "bytes: table CUPTI_ACTIVITY_KIND_MEMSET has no column bytes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "part", "line"),
+    [
+        ("CUPTI_ACTIVITY_KIND_RUNTIME (start, end)", "host_api", "host API calls: {} nameId"),
+        ("OSRT_API (start, nameId)", "host_api", "host API calls: {} end"),
+        ("NVTX_EVENTS (start, text)", "ranges", "ranges: {} end"),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY (deviceId)", "memory_ops", "busy time: {} start, end"),
+        ("CUPTI_ACTIVITY_KIND_MEMSET (start)", "memory_ops", "busy time: {} end"),
+    ],
+)
+def test_a_part_that_cannot_be_read_is_null_and_named(
+    tmp_path: Path, table: str, part: str, line: str
+) -> None:
+    name = table.split()[0]
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[f"CREATE TABLE {table}", f"INSERT INTO {name} DEFAULT VALUES"],
+    )
+    capture = read(path)
+    assert capture.kernel_ns == 5 and getattr(capture, part) is None
+    assert capture.missing == [line.format(f"table {name} has no column")]
+    doubtful = [f"{name} has no times: GPU time that it holds was not counted"]
+    assert capture.incomplete == (doubtful if part == "memory_ops" else [])
+
+
+def test_kernels_without_a_device_are_those_of_one_unknown_device(tmp_path: Path) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        kernels=False,
+        extra=[
+            "INSERT INTO StringIds VALUES (1, 'gemm')",
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, demangledName)",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 5, 1), (3, 9, 1)",
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end, graphId)",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (20, 30, 1)",
+        ],
+    )
+    capture = read(path)
+    assert [(d.id, d.busy_ns) for d in capture.devices or []] == [(None, 19)]
+    assert capture.missing == [
+        f"devices: table CUPTI_ACTIVITY_KIND_{table} has no column deviceId"
+        for table in ("KERNEL", "GRAPH_TRACE")
+    ]
+    assert capture.graphs is not None and capture.graphs.whole == 1
+
+
+def test_whole_graphs_without_times_are_counted(tmp_path: Path) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (graphId)",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1), (1)",
+        ],
+    )
+    capture = read(path)
+    assert capture.graphs is not None and capture.graphs.whole == 2
+    assert any("2 graph launches" in line for line in capture.incomplete)
+
+
+@pytest.mark.parametrize("shadowed", ["", ", rowid", ", rowid, _rowid_, oid"])
+def test_tables_without_row_ids_are_read_like_others(tmp_path: Path, shadowed: str) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        kernels=False,
+        extra=[
+            "INSERT INTO StringIds VALUES (1, 'gemm')",
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, shortName, "
+            f"correlationId PRIMARY KEY{shadowed}) {'' if shadowed else 'WITHOUT ROWID'}",
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, shortName, "
+            "correlationId) VALUES (10, 20, 0, 1, 2), (0, 7, 0, 1, 9)",
+        ],
+    )
+    capture = read(path)
+    assert capture.kernel_ns == 17
+    assert [(d.first_ns, d.last_ns) for d in capture.devices or []] == [(0, 20)]
+
+
+LAUNCHES = (
+    "INSERT INTO StringIds VALUES (90, '{name}')",
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, nameId)",
+    "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (0, 7, 90), (10, 12, 90), (13, 14, 90)",
+)
+
+
+@pytest.mark.parametrize("name", ["cudaGraphLaunch_v10000", "cuGraphLaunch_ptsz", "cuGraphLaunch"])
+@pytest.mark.parametrize("nodes", [0, 2, 3])
+def test_graph_launches_whose_kernels_were_not_seen_leave_the_capture_doubtful(
+    tmp_path: Path, name: str, nodes: int
+) -> None:
+    launches: list[Launch] = [(n, n + 1, 0, "a", ONE, ONE) for n in range(9)]
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        launches,
+        extra=[
+            *(line.format(name=name) for line in LAUNCHES),
+            "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER",
+            f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 4 << 40 WHERE start < {nodes}",
+        ],
+    )
+    lines = [f"3 CUDA graph launches, and {nodes} kernels of graphs: kernels of graphs were not "
+             "seen"]  # fmt: skip
+    assert read(path).incomplete == (lines if nodes < 3 else [])
+
+
+def test_graph_launches_are_doubtful_where_kernels_do_not_say_their_graph(tmp_path: Path) -> None:
+    extra = [line.format(name="cudaGraphLaunch") for line in LAUNCHES]
+    plain: list[Launch] = [(0, 5, 0, "a", ONE, ONE)]
+    assert read(nsys_export(tmp_path / "a.sqlite", plain, extra=extra)).incomplete == [
+        "3 CUDA graph launches: the export does not say which kernels are theirs"
+    ]
+    none = read(nsys_export(tmp_path / "b.sqlite", kernels=False, extra=extra))
+    assert none.incomplete[0].startswith("3 CUDA graph launches, and 0 kernels of graphs")
+
+
+def test_calls_and_ranges_without_an_end_are_counted(tmp_path: Path) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[
+            "INSERT INTO StringIds VALUES (92, 'poll')",
+            "CREATE TABLE OSRT_API (start, end, nameId)",
+            "INSERT INTO OSRT_API VALUES (0, 100, 92), (5, NULL, 92), (7, 3, 92)",
+            "CREATE TABLE NVTX_EVENTS (start, end, eventType, text)",
+            "INSERT INTO NVTX_EVENTS VALUES (0, 9, 59, 'step'), (4, NULL, 59, 'step'), "
+            "(5, NULL, 34, 'a mark'), (6, NULL, 60, 'open')",
+        ],
+    )
+    capture = read(path)
+    assert {n: t.calls for n, t in (capture.host_api or {}).items()} == {"os:poll": 1}
+    assert {n: t.calls for n, t in (capture.ranges or {}).items()} == {"step": 1}
+    assert capture.missing == [
+        "host API calls: 2 of OSRT_API have no end, or one before their start",
+        "ranges: 2 of them have no end",
+    ]
+
+
+def test_short_names_are_the_tools_own(tmp_path: Path) -> None:
+    path = nsys_export(tmp_path / "x.sqlite", [(0, 5, 0, "a<lambda(int)#1>::run(int)", ONE, ONE)])
+    database = sqlite3.connect(path)
+    database.execute("INSERT INTO StringIds VALUES (90, 'run_of_the_tool')")
+    database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET shortName = 90")
+    database.commit()
+    database.close()
+    [row] = read(path).kernel_rows()
+    assert row["short_name"] == "run_of_the_tool"
+    assert row["name"] == "a<lambda(int)#1>::run(int)"
+
+
+def test_columns_are_read_of_the_tables_that_are_asked_for(tmp_path: Path) -> None:
+    path = nsys_export(
+        tmp_path / "x.sqlite",
+        [(0, 5, 0, "a", ONE, ONE)],
+        extra=[f"CREATE TABLE other{n} (a)" for n in range(300)],
+    )
+    with opened(Reading(path)) as database:
+        nsys_sqlite.read(database)
+        known = [name for name, columns in database.tables._found.items() if columns is not None]
+        assert len(database.tables) == 303 and not [n for n in known if n.startswith("other")]
+        assert list(database.tables)[-1] == "other299"
+
+
 # --- files that deceive -----------------------------------------------------------------
 
 
@@ -257,8 +516,9 @@ def test_a_table_that_is_a_view_or_has_computed_columns_is_not_read(tmp_path: Pa
     )
     database.commit()
     database.close()
-    with pytest.raises(Damaged, match="OSRT_API has no column end"):
-        read(path)
+    capture = read(path)
+    assert capture.kernels == [] and capture.host_api is None
+    assert capture.missing == ["host API calls: table OSRT_API has no column end"]
 
 
 def test_a_virtual_table_is_not_read(tmp_path: Path) -> None:
@@ -273,14 +533,14 @@ def test_a_virtual_table_is_not_read(tmp_path: Path) -> None:
 def test_a_missing_table_or_column_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     nsys_export(path, kernels=False, extra=["CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)"])
-    with pytest.raises(Damaged, match="CUPTI_ACTIVITY_KIND_KERNEL has no column deviceId"):
+    with pytest.raises(Damaged, match="no column with a kernel's name"):
         read(path)
     nsys_export(
         tmp_path / "y.sqlite",
         kernels=False,
-        extra=["CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId)"],
+        extra=["CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, deviceId, shortName)"],
     )
-    with pytest.raises(Damaged, match="no column with a kernel's name"):
+    with pytest.raises(Damaged, match="CUPTI_ACTIVITY_KIND_KERNEL has no column end"):
         read(tmp_path / "y.sqlite")
 
 

@@ -33,6 +33,7 @@ MAX_DEPTH = 64
 MAX_LINE = 1 << 20
 MAX_SECONDS = 1800.0
 CHUNK = 1 << 20
+BEAT_SECONDS = 0.1
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -44,8 +45,8 @@ class Damaged(OpError):
 class Reading:
     """One file being read: its path, what was noticed, and the clock that it runs against.
 
-    ``beat(done, total)`` reports progress and raises when the call was cancelled; ``label`` is
-    how the file is named to the caller.
+    ``beat(done, total)`` reports progress and raises when the call was cancelled; it is called
+    a few times a second.  ``label`` is how the file is named to the caller.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Reading:
     seconds: float = MAX_SECONDS
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    _next_beat: float = 0.0
 
     @property
     def label(self) -> str:
@@ -61,12 +63,15 @@ class Reading:
 
     def tick(self, done: float = 0, total: float | None = None) -> None:
         """Note that the reader lives; Damaged when it has read for too long."""
-        if time.monotonic() - self.started > self.seconds:
+        now = time.monotonic()
+        if now - self.started > self.seconds:
             raise Damaged(
                 f"{self.label} was not read within {self.seconds:.0f} s",
                 "import a shorter capture",
             )
-        self.beat(done, total)
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_SECONDS
+            self.beat(done, total)
 
     def damaged(self, what: str, next_step: str = "") -> Damaged:
         """The error for this file."""

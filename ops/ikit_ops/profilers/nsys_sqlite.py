@@ -4,32 +4,37 @@ Tables that would be empty are absent, columns come and go with versions, and na
 into ``StringIds``; so tables and columns are looked up, never assumed.  Times are ns since the
 capture began.  Kernels of a CUDA graph are rows like any other when graphs were traced node by
 node; traced as whole graphs (the tool's default), a graph is one row in a table of its own, and
-its kernels are nowhere.
+its kernels are nowhere.  Where the host launched graphs and neither is there, they were not
+seen at all.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ikit_ops.profilers.capture import Capture, Graphs, KernelKey, Tally
-from ikit_ops.profilers.gather import GRAPH, Label, Work, conclude, identical
+from ikit_ops.profilers.gather import GRAPH, Label, conclude
 from ikit_ops.profilers.launches import Launches, read_launches, shape_parts, unpack_shape
-from ikit_ops.profilers.limits import MAX_STRING
+from ikit_ops.profilers.nsys_host import (
+    NVTX,
+    OSRT,
+    RUNTIME,
+    columns_or_line,
+    graph_launches,
+    read_host,
+)
+from ikit_ops.profilers.packing import ABSENT
 from ikit_ops.profilers.sqlite_input import Database, quoted, whole
-from ikit_ops.profilers.sweep import Key, Runs, Swept, sweep
+from ikit_ops.profilers.sweep import Key, Swept
 
 FORMAT = "nsys-sqlite"
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
-RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-NVTX = "NVTX_EVENTS"
-OSRT = "OSRT_API"
-DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+NAMES = ("demangledName", "shortName", "mangledName")
 COPY_KINDS = {
     0: "Unknown", 1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array",
     4: "Array-to-Host", 5: "Array-to-Array", 6: "Array-to-Device", 7: "Device-to-Array",
@@ -38,8 +43,8 @@ COPY_KINDS = {
 WHOLE_GRAPHS = (
     "CUDA graphs were traced as whole graphs: kernels inside {count} graph launches were not seen"
 )
-_LOSS = re.compile(r"\b(dropped|lost|discarded|overflow|not collected|missing)\b", re.IGNORECASE)
-_API_VERSION = re.compile(r"_v\d+$")
+_PAIRED = 50_000
+Found = list[tuple[int | None, Swept]]
 
 
 def is_export(tables: Iterable[str]) -> bool:
@@ -50,17 +55,23 @@ def is_export(tables: Iterable[str]) -> bool:
 
 
 def read(database: Database) -> Capture:
-    """The capture; Damaged where a table is not what it should be."""
+    """The capture; Damaged where the table of kernels, or a time, is not what it should be."""
     capture = Capture(FORMAT, tool="nsys", grid_unit="blocks")
     capture.facts |= _facts(database)
     capture.version = capture.facts.pop("product_version", None)
-    extra = Work(database.reading)
-    capture.memory_ops = _memory(database, extra)
-    _graphs(database, extra, capture)
-    _kernels(database, extra, capture)
-    capture.host_api = _host_api(database)
-    capture.ranges = _ranges(database)
-    _losses(database, capture)
+    tables = [_kernels(database, capture)] if KERNELS in database.tables else []
+    tables += [
+        table
+        for name, kind in ((MEMCPY, "copyKind"), (MEMSET, None), (GRAPHS, None))
+        if (table := _other_work(database, capture, name, kind)) is not None
+    ]
+    found = read_launches(database, tables)
+    capture.graphs = _whole_graphs(database, capture, found)
+    labels = _copy_labels(database)
+    capture.memory_ops = _memory(database, capture, found, labels)
+    _conclude(database, capture, found, labels)
+    read_host(database, capture)
+    _unseen_graphs(database, capture)
     return capture
 
 
@@ -82,31 +93,95 @@ def _facts(database: Database) -> dict[str, Any]:
     return found
 
 
-# --- what is not a kernel, but keeps the GPU busy ----------------------------------------
+# --- where work lies ---------------------------------------------------------------------
 
 
-def _memory(database: Database, extra: Work) -> dict[str, Tally]:
-    """Copies and sets by kind, with their bytes."""
-    found: dict[str, Tally] = {}
-    labels = _copy_labels(database)
-    for table in (MEMCPY, MEMSET):
-        if table not in database.tables:
-            continue
-        start, end, device, size = database.need(table, "start", "end", "deviceId", "bytes")
-        kind = (database.columns(table, "copyKind") or ["NULL"])[0]
-        query = f"SELECT {start}, {end}, {device}, {kind}, {size} FROM {quoted(table)}"  # noqa: S608 -- as above
-        for row in database.rows(query):
-            begin, stop = whole(row[0]), whole(row[1])
-            if begin is None or stop is None or stop < begin:
-                raise database.reading.damaged(f"times in {table} are not sound")
-            label = "[CUDA memset]"
-            if table == MEMCPY:
-                label = f"[CUDA memcpy {labels.get(row[3], 'of an unknown kind')}]"
-            tally = found.setdefault(label, Tally(bytes=0))
-            tally.add(stop - begin)
-            tally.bytes = (tally.bytes or 0) + (whole(row[4]) or 0)
-            extra.add(whole(row[2]), begin, stop, label, identical)
-    return found
+def _kernels(database: Database, capture: Capture) -> Launches:
+    start, end = database.need(KERNELS, "start", "end")
+    name = _name_column(database)
+    if name is None:
+        raise database.reading.damaged(f"table {KERNELS} has no column with a kernel's name")
+    parts = (name, *shape_parts(database.columns(KERNELS, *SHAPE)))
+    return Launches(KERNELS, start, end, _device(database, capture, KERNELS), parts)
+
+
+def _name_column(database: Database) -> str | None:
+    """The column with the fullest name."""
+    columns = (database.columns(KERNELS, candidate) for candidate in NAMES)
+    return next((found[0] for found in columns if found), None)
+
+
+def _device(database: Database, capture: Capture, table: str) -> str:
+    """The column with the device; rows without one are of one device of unknown id."""
+    columns = columns_or_line(database, capture, "devices", table, "deviceId")
+    return ABSENT if columns is None else columns[0]
+
+
+def _other_work(
+    database: Database, capture: Capture, table: str, kind: str | None
+) -> Launches | None:
+    """What is not a kernel, but keeps the GPU busy; None where it cannot be read."""
+    if table not in database.tables:
+        return None
+    times = columns_or_line(database, capture, "busy time", table, "start", "end")
+    if times is None:
+        capture.incomplete.append(f"{table} has no times: GPU time that it holds was not counted")
+        return None
+    start, end = times
+    part = (database.columns(table, kind) or [ABSENT])[0] if kind else ABSENT
+    return Launches(table, start, end, _device(database, capture, table), (part,), mark=table)
+
+
+def _marked(found: Found, mark: str) -> Iterable[tuple[Any, Tally]]:
+    """Part and tally of the work of one table that is no kernels'."""
+    for _, swept in found:
+        for key, tally in swept.tallies.items():
+            if key[2:] == (mark,):
+                yield key[1], tally
+
+
+def _whole_graphs(database: Database, capture: Capture, found: Found) -> Graphs | None:
+    """Whole-graph rows: the GPU was busy, with nobody knows what."""
+    if GRAPHS not in database.tables:
+        return None
+    graphs = Graphs()
+    for _, tally in _marked(found, GRAPHS):
+        graphs.whole += tally.calls
+        graphs.whole_ns += tally.total_ns
+    if database.columns(GRAPHS, "start", "end") is None:
+        query = f"SELECT count(*) FROM {quoted(GRAPHS)}"  # noqa: S608 -- as above
+        graphs.whole = whole(database.one(query)[0]) or 0
+    if graphs.whole:
+        capture.incomplete.append(WHOLE_GRAPHS.format(count=graphs.whole))
+    return graphs
+
+
+def _unseen_graphs(database: Database, capture: Capture) -> None:
+    """Say where the host launched graphs whose kernels are not in the export."""
+    launches = graph_launches(capture)
+    if not launches or (capture.graphs is not None and capture.graphs.whole):
+        return
+    seen = 0
+    if KERNELS in database.tables:
+        node = database.columns(KERNELS, "graphNodeId")
+        if node is None:
+            capture.incomplete.append(
+                f"{launches} CUDA graph launches: the export does not say which kernels are theirs"
+            )
+            return
+        query = (
+            f"SELECT count(*) FROM (SELECT 1 FROM {quoted(KERNELS)} "  # noqa: S608 -- as above
+            f"WHERE {node[0]} <> 0 LIMIT {launches})"
+        )
+        seen = whole(database.one(query)[0]) or 0
+    if seen < launches:
+        capture.incomplete.append(
+            f"{launches} CUDA graph launches, and {seen} kernels of graphs: "
+            "kernels of graphs were not seen"
+        )
+
+
+# --- copies and sets -----------------------------------------------------------------------
 
 
 def _copy_labels(database: Database) -> dict[Any, str]:
@@ -119,78 +194,116 @@ def _copy_labels(database: Database) -> dict[Any, str]:
     return found
 
 
-def _graphs(database: Database, extra: Work, capture: Capture) -> None:
-    """Whole-graph rows: the GPU was busy, with nobody knows what."""
-    if GRAPHS not in database.tables:
+def _words(mark: str, part: Any, labels: dict[Any, str]) -> str:
+    """What other work than a kernel is called."""
+    if mark == GRAPHS:
+        return GRAPH
+    if mark == MEMSET:
+        return "[CUDA memset]"
+    return f"[CUDA memcpy {labels.get(part, 'of an unknown kind')}]"
+
+
+def _memory(
+    database: Database, capture: Capture, found: Found, labels: dict[Any, str]
+) -> dict[str, Tally] | None:
+    """Copies and sets by kind, with their bytes; None where their tables cannot be read."""
+    tallies: dict[str, Tally] = {}
+    unread = False
+    for table in (MEMCPY, MEMSET):
+        if table not in database.tables:
+            continue
+        if database.columns(table, "start", "end") is None:
+            unread = True
+            continue
+        for part, tally in _marked(found, table):
+            tallies.setdefault(_words(table, part, labels), Tally()).merge(
+                tally.calls, tally.total_ns, tally.min_ns, tally.max_ns
+            )
+        _count_bytes(database, capture, table, labels, tallies)
+    return None if unread and not tallies else tallies
+
+
+def _count_bytes(
+    database: Database,
+    capture: Capture,
+    table: str,
+    labels: dict[Any, str],
+    tallies: dict[str, Tally],
+) -> None:
+    """Give tallies their bytes; a sum of which some are not known is not known."""
+    columns = columns_or_line(database, capture, "bytes", table, "start", "end", "bytes")
+    if columns is None:
         return
-    start, end, device = database.need(GRAPHS, "start", "end", "deviceId")
-    graphs = Graphs()
-    for row in database.rows(f"SELECT {start}, {end}, {device} FROM {quoted(GRAPHS)}"):  # noqa: S608 -- as above
-        begin, stop = whole(row[0]), whole(row[1])
-        if begin is None or stop is None or stop < begin:
-            raise database.reading.damaged(f"times in {GRAPHS} are not sound")
-        graphs.whole += 1
-        graphs.whole_ns += stop - begin
-        extra.add(whole(row[2]), begin, stop, GRAPH, identical)
-    capture.graphs = graphs
-    if graphs.whole:
-        capture.incomplete.append(WHOLE_GRAPHS.format(count=graphs.whole))
+    start, end, size = columns
+    kind = (database.columns(table, "copyKind") or [ABSENT])[0] if table == MEMCPY else ABSENT
+    known = f"CASE WHEN typeof({size}) = 'integer' AND {size} >= 0 THEN {size} END"
+    query = (
+        f"SELECT {kind}, count(*), count({known}), sum({known}) FROM {quoted(table)} "  # noqa: S608 -- as above
+        f"WHERE {end} >= {start} GROUP BY 1"
+    )
+    sums: dict[str, list[int]] = {}
+    for part, rows, told, total in database.rows(query):
+        row = sums.setdefault(_words(table, whole(part), labels), [0, 0])
+        row[0] += rows - told
+        row[1] += total or 0
+    for name, (unknown, total) in sums.items():
+        if unknown:
+            capture.missing.append(f"bytes of {name}: {unknown} rows do not say theirs")
+        elif name in tallies:
+            tallies[name].bytes = total
 
 
 # --- kernels ---------------------------------------------------------------------------
 
 
-def _kernels(database: Database, extra: Work, capture: Capture) -> None:
+def _conclude(database: Database, capture: Capture, found: Found, labels: dict[Any, str]) -> None:
     """The table, the devices and the picture."""
-    if KERNELS in database.tables:
-        found = read_launches(database, _launches(database), extra.runs)
-    else:
-        found = read_without_kernels(extra.runs)
-    names = _kernel_names(database, found)
+    names, shorts = _kernel_names(database, found)
 
     def label(key: Key) -> Label:
-        """What a key stands for; a launch's begins with its device and its name."""
-        if len(key) == 1:
-            return extra.label(key)
-        return KernelKey(names(key), *unpack_shape(key[2:]))
+        """What a key stands for; a launch's is its device, its name, its grid and block."""
+        if len(key) == 3:
+            return _words(key[2], key[1], labels)
+        return KernelKey(names(key[1]), *unpack_shape(key[2:]), short=shorts.get(key[1]))
 
     labelled = [(device, swept, label) for device, swept in found]
     conclude(capture, labelled, _gpu_names(database))
 
 
-def _launches(database: Database) -> Launches:
-    start, end, device = database.need(KERNELS, "start", "end", "deviceId")
-    for candidate in ("demangledName", "shortName", "mangledName"):
-        name = database.columns(KERNELS, candidate)
-        if name is not None:
-            break
-    else:
-        raise database.reading.damaged(f"table {KERNELS} has no column with a kernel's name")
-    parts = (name[0], *shape_parts(database.columns(KERNELS, *SHAPE)))
-    return Launches(KERNELS, start, end, device, parts)
-
-
 def _kernel_names(
-    database: Database, found: list[tuple[int | None, Swept]]
-) -> Callable[[Key], str]:
-    """A function from keys to kernel names; ids that no string belongs to say so."""
-    ids = {key[1] for _, swept in found for key in swept.tallies if len(key) > 1}
-    strings = database.names("StringIds", "id", "value", {i for i in ids if type(i) is int})
+    database: Database, found: Found
+) -> tuple[Callable[[int | None], str], dict[int, str]]:
+    """A function from ids to kernel names, and short names by id.
+
+    Ids that no string belongs to say so.
+    """
+    ids = {key[1] for _, swept in found for key in swept.tallies if len(key) > 3}
+    shorts = _short_ids(database, ids)
+    wanted = {i for i in (*ids, *shorts.values()) if i is not None}
+    strings = database.names("StringIds", "id", "value", wanted)
     if missing := sum(1 for i in ids if i not in strings):
         database.reading.note(f"{missing} kernel names are not in the export")
 
-    def name(key: Key) -> str:
+    def name(number: int | None) -> str:
         """The kernel's name."""
-        return strings.get(key[1], f"[no name, id {key[1]}]")
+        if number is None:
+            return "[no name]"
+        return strings.get(number, f"[no name, id {number}]")
 
-    return name
+    return name, {i: strings[short] for i, short in shorts.items() if short in strings}
 
 
-def read_without_kernels(extra: dict[int | None, Runs]) -> list[tuple[int | None, Swept]]:
-    """The devices of a capture that holds memory operations alone."""
-    spans = [runs.span for runs in extra.values()]
-    span = (min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0))
-    return [(device, sweep(runs.blocks(), span)) for device, runs in extra.items()]
+def _short_ids(database: Database, ids: set[int | None]) -> dict[int, int]:
+    """Ids of short names, as far as the first rows tell: the rest is found by the name."""
+    columns = database.columns(KERNELS, "demangledName", "shortName")
+    if columns is None:
+        return {}
+    query = f"SELECT {', '.join(columns)} FROM {quoted(KERNELS)} LIMIT {_PAIRED}"  # noqa: S608 -- as above
+    found: dict[int, int] = {}
+    for number, short in set(database.rows(query)):
+        if number in ids and type(number) is int and type(short) is int:
+            found[number] = min(short, found.get(number, short))
+    return found
 
 
 def _gpu_names(database: Database) -> dict[int, str]:
@@ -203,80 +316,3 @@ def _gpu_names(database: Database) -> dict[int, str]:
         for row in database.rows(query)
         if type(row[0]) is int and isinstance(row[1], str)
     }
-
-
-# --- the host --------------------------------------------------------------------------
-
-
-def _host_api(database: Database) -> dict[str, Tally] | None:
-    """CUDA API calls, and calls into the operating system (``os:NAME``)."""
-    found: dict[str, Tally] = {}
-    for table, prefix in ((RUNTIME, ""), (OSRT, "os:")):
-        if table not in database.tables:
-            continue
-        start, end, name = database.need(table, "start", "end", "nameId")
-        grouped = _grouped(database, table, start, end, (name,))
-        strings = database.names(
-            "StringIds", "id", "value", {k[0] for k in grouped if type(k[0]) is int}
-        )
-        for (number,), tally in grouped.items():
-            text = strings.get(number, f"[no name, id {number}]")
-            text = prefix + _API_VERSION.sub("", text)
-            found.setdefault(text, Tally()).merge(
-                tally.calls, tally.total_ns, tally.min_ns, tally.max_ns
-            )
-    return found
-
-
-def _grouped(
-    database: Database, table: str, start: str, end: str, columns: tuple[str, ...]
-) -> dict[tuple[Any, ...], Tally]:
-    """Tallies by some columns; rows without an end are left out."""
-    names = ", ".join(columns)
-    duration = f"{end} - {start}"
-    query = (
-        f"SELECT count(*), sum({duration}), min({duration}), max({duration}), {names} "  # noqa: S608 -- as above
-        f"FROM {quoted(table)} WHERE {end} >= {start} GROUP BY {names}"
-    )
-    found: dict[tuple[Any, ...], Tally] = {}
-    for calls, total, low, high, *key in database.rows(query):
-        numbers = [whole(n) for n in (total, low, high)]
-        if None in numbers:
-            raise database.reading.damaged(f"times in {table} are not whole numbers")
-        tally = found[tuple(key)] = Tally()
-        tally.merge(calls, numbers[0] or 0, numbers[1], numbers[2])
-        database.reading.count_names(len(found))
-    return found
-
-
-def _ranges(database: Database) -> dict[str, Tally] | None:
-    """NVTX ranges by text; marks, which have no end, are left out."""
-    if NVTX not in database.tables:
-        return {}
-    start, end = database.need(NVTX, "start", "end")
-    ids = (database.columns(NVTX, "textId") or ["NULL"])[0]
-    text = (database.columns(NVTX, "text") or ["NULL"])[0]
-    grouped = _grouped(database, NVTX, start, end, (ids, f"substr({text}, 1, {MAX_STRING})"))
-    strings = database.names(
-        "StringIds", "id", "value", {key[0] for key in grouped if type(key[0]) is int}
-    )
-    found: dict[str, Tally] = {}
-    for (number, literal), tally in grouped.items():
-        name = literal if isinstance(literal, str) else strings.get(number, "[no name]")
-        found.setdefault(name, Tally()).merge(
-            tally.calls, tally.total_ns, tally.min_ns, tally.max_ns
-        )
-    return found
-
-
-def _losses(database: Database, capture: Capture) -> None:
-    """What the profiler itself says it lost."""
-    columns = database.columns(DIAGNOSTICS, "text")
-    if columns is None:
-        return
-    query = f"SELECT substr({columns[0]}, 1, 300) FROM {quoted(DIAGNOSTICS)} LIMIT 1000"  # noqa: S608 -- as above
-    for (text,) in database.rows(query):
-        if isinstance(text, str) and _LOSS.search(text):
-            capture.incomplete.append(f"the profiler says: {text}")
-            if len(capture.incomplete) > 20:
-                return

@@ -11,7 +11,7 @@ thousand steps.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +23,11 @@ STEPS = 200_000
 LONGEST_VALUE = 16 << 20
 BATCH = 500
 BLOCK = 8_192
-_FUNCTIONS = frozenset({"count", "min", "max", "sum", "total", "substr", "coalesce", "abs"})
+_FUNCTIONS = frozenset(
+    {"count", "min", "max", "sum", "total", "substr", "coalesce", "abs", "typeof"}
+)
+_COLUMNS = "table_xinfo"
+_ROW_IDS = ("rowid", "_rowid_", "oid")
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
 
 
@@ -35,7 +39,7 @@ class Database:
         self._connection = connection
         self._stopped: BaseException | None = None
         connection.set_progress_handler(self._watch, STEPS)
-        self.tables = self._read_tables()
+        self.tables = Tables(self._read_columns, self._read_names())
         connection.set_authorizer(self._allow)
 
     def _watch(self) -> int:
@@ -52,21 +56,36 @@ class Database:
         """Reading, and the few functions that the readers use; nothing else."""
         if action in _ALLOWED:
             return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and one == _COLUMNS:
+            return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in _FUNCTIONS:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
-    def _read_tables(self) -> dict[str, dict[str, str]]:
-        """``{table: {lower-case column: column}}`` of true tables: no views, no virtual ones."""
-        found: dict[str, dict[str, str]] = {}
+    def _read_names(self) -> list[str]:
+        """The names of true tables: no views, no virtual ones."""
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
-        for (name,) in self.rows(query):
-            if isinstance(name, str) and len(name) <= 200:
-                info = self.rows(f"PRAGMA table_xinfo({quoted(name)})")
-                # The last field is not 0 for generated columns: those are expressions.
-                columns = [row[1] for row in info if isinstance(row[1], str) and row[6] == 0]
-                found[name] = {column.lower(): column for column in columns}
-        return found
+        names = [row[0] for row in self.rows(query)]
+        return [name for name in names if isinstance(name, str) and len(name) <= 200]
+
+    def _read_columns(self, table: str) -> dict[str, str]:
+        """``{lower-case column: column}`` of a table."""
+        info = self.rows(f"PRAGMA {_COLUMNS}({quoted(table)})")
+        # The last field is not 0 for generated columns: those are expressions.
+        columns = [row[1] for row in info if isinstance(row[1], str) and row[6] == 0]
+        return {column.lower(): column for column in columns}
+
+    def row_id(self, table: str) -> str | None:
+        """A name for the table's row ids; None for a table that has none."""
+        for name in _ROW_IDS:
+            if name in self.tables.get(table, {}):  # a column of this name hides them
+                continue
+            try:
+                self._connection.execute(f"SELECT {name} FROM {quoted(table)} LIMIT 0")  # noqa: S608 -- quoted names of the schema
+            except sqlite3.Error:
+                return None
+            return name
+        return None
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query; Damaged for a file that cannot be read."""
@@ -128,6 +147,32 @@ class Database:
                 if isinstance(row[1], str):
                     found[row[0]] = row[1]
         return found
+
+
+class Tables(Mapping[str, dict[str, str]]):
+    """``{table: {lower-case column: column}}``, columns read when they are asked for.
+
+    A file may hold tables in their thousands; a reader asks for a dozen.
+    """
+
+    def __init__(self, columns_of: Callable[[str], dict[str, str]], names: Iterable[str]) -> None:
+        self._columns_of = columns_of
+        self._found: dict[str, dict[str, str] | None] = dict.fromkeys(names)
+
+    def __getitem__(self, table: str) -> dict[str, str]:
+        found = self._found[table]
+        if found is None:
+            found = self._found[table] = self._columns_of(table)
+        return found
+
+    def __contains__(self, table: object) -> bool:
+        return table in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def quoted(name: str) -> str:
