@@ -421,3 +421,11 @@ def test_llama_needs_a_gguf_file(tmp_path: Path) -> None:
         adapter.config(plan(path=tmp_path), Found())
     (tmp_path / "model.safetensors").touch()
     assert not find.is_gguf(tmp_path), "a folder of both is of the engines that read it whole"
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[1e999]", '{"a": -1e400}'])
+def test_a_number_that_no_record_can_hold_stays_a_text(text: str) -> None:
+    assert key_values([f"scale={text}"]) == {"scale": text}
+    command = adapter_named("cmd")
+    assert command.options(plan(engine_args=(f"scale={text}", "x"))) == {"scale": text, "1": "x"}
+    assert command.options(plan(engine_args=("scale=1.5e3",))) == {"scale": 1500.0}

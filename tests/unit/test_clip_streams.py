@@ -307,3 +307,22 @@ def test_the_recipes_call_is_refused_in_the_words_of_the_reference(
     with pytest.raises(OpError, match="the recipe's call has nope") as refused:
         reference_says(tmp_path, monkeypatch, told)
     assert "correct the recipe's call" in refused.value.next_step
+
+
+def test_a_reference_without_a_schedule_of_so_few_steps_accuses_nobody(tmp_path: Path) -> None:
+    done = checker.Examined(0, Clip(tmp_path, {}), ClipResult("00"))
+    done.levels = {"video": clips.schedule(1)}
+    told = replayed(schedule=[float("nan"), 0.0])["clips"]["0"]
+    checker.absorb(done, told, replayed=True)
+    (check,) = [c for c in done.result.checks if c.name == "reference schedule"]
+    assert (check.ok, done.result.verdict) == (None, "inconclusive")
+
+
+def test_a_fit_that_is_no_number_is_unknown_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"stream": "video", "step": 0, "r": 1.0, "rel_l2": 0.01, "cosine": 1.0, "floor": 0.01,
+           "guidance_fit": float("nan"), "dsigma_fit": float("inf")}  # fmt: skip
+    record = reference_says(tmp_path, monkeypatch, replayed(steps=[row]))
+    step = record.get("data", "clips", 0, "steps", 0)
+    assert (step["guidance_fit"], step["dsigma_fit"], step["r"]) == (None, None, 1)

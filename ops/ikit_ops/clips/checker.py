@@ -7,6 +7,7 @@ check names the verdict, and later checks that can still run are made and told a
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -219,6 +220,24 @@ def _sampler(reader: DumpReader, recipe: Recipe) -> str | None:
     return None
 
 
+def _reference_schedule(done: Examined, expected: Sequence[float]) -> None:
+    """The streams' levels against the reference's; its own may be none for very few steps."""
+    if not all(map(math.isfinite, expected)):
+        told = "the reference has no schedule of so few steps"
+        done.result.add("reference schedule", None, told, "schedule")
+        return
+    problems = _schedule_problems(done.levels, expected)
+    done.result.add("reference schedule", not problems, _several(problems), "schedule")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A replayed step, None where a fit of hostile latents is no number."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
 def _absorb_no_steps(result: ClipResult, expected: Mapping[str, Any]) -> None:
     """The reference makes latents of other shapes, so that there was nothing to replay."""
     if not expected:
@@ -276,9 +295,8 @@ def _absorb_replay(done: Examined, told: Mapping[str, Any]) -> None:
     if not told.get("steps"):
         _absorb_no_steps(result, told.get("shapes") or {})
         return
-    problems = _schedule_problems(done.levels, told.get("schedule") or [])
-    result.add("reference schedule", not problems, _several(problems), "schedule")
-    steps = [judge.Step(**row) for row in told["steps"]]
+    _reference_schedule(done, told.get("schedule") or [])
+    steps = [judge.Step(**_finite(row)) for row in told["steps"]]
     candidates = [judge.Candidate(**row) for row in told.get("candidates") or ()]
     found = judge.judge(steps, candidates)
     result.steps = [step.to_json() for step in steps]

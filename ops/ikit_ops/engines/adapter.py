@@ -10,6 +10,7 @@ the engine ``cmd`` lets any program take part.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,13 +186,28 @@ def key_values(arguments: Sequence[str]) -> dict[str, Any]:
 def json_or_text(text: str) -> Any:
     """The value of an item: what the text is as JSON or as a constant of Python, else itself."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return strict_json(text)
     except (ValueError, RecursionError):
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
+def strict_json(text: str) -> Any:
+    """What a text is as JSON; ValueError for one that no record and no other reader can hold.
+
+    Python's reader takes NaN and Infinity, which are no JSON, and makes an infinity of 1e999.
+    """
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+
+
 def _no_constant(text: str) -> Any:
     raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def device_variables(plan: Plan) -> dict[str, str]:

@@ -23,14 +23,13 @@ Flags of an engine that is known by name are judged by that engine's rules.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ikit_mcp.call import Call
 from ikit_mcp.registry import OpError
-from ikit_ops.engines.adapter import Adapter, Found, Plan, device_variables
+from ikit_ops.engines.adapter import Adapter, Found, Plan, device_variables, strict_json
 from ikit_ops.engines.gates import TIMING_TOLERANCE, Check, Seen
 from ikit_ops.engines.result import Round, WorkerResult
 
@@ -71,7 +70,7 @@ class Command(Adapter):
         for number, item in enumerate(plan.engine_args):
             key, equals, text = item.partition("=")
             try:
-                value = json.loads(text)
+                value = strict_json(text)
             except (ValueError, RecursionError):
                 value = text
             found[key if equals else str(number)] = value if equals else item
