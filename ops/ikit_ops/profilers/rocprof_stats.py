@@ -23,7 +23,7 @@ _BY_NAME = (
     (OTHER, re.compile(r"(allocation|scratch_memory)_stats")),
     (MEMORY, re.compile(r"copy_stats")),
     (RANGES, re.compile(r"(marker|roctx)\w*_stats")),
-    (API, re.compile(r"(hip|hsa|rccl|rocdecode|rocjpeg|ompt)\w*_stats")),
+    (API, re.compile(r"(hip_|hsa_|rccl_|rocdecode_|rocjpeg_|ompt_)\w*stats")),
     (KERNELS, re.compile(r"kernel_stats|^results\.stats")),
 )
 _BY_CONTENT = (
@@ -48,7 +48,7 @@ def is_stats(header: Header) -> bool:
 
 
 def is_api(name: str) -> bool:
-    """Whether it is the name of a HIP, HSA or RCCL call."""
+    """Whether it is the name of a HIP, ROCr or RCCL call."""
     return part_of(name) == API
 
 
