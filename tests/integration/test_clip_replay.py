@@ -301,6 +301,21 @@ def test_a_recipe_may_set_what_the_pipeline_takes_and_nothing_else(pipes: dict[s
     for name in ("callback_on_step_end", "latents", "colour"):
         with pytest.raises(pipelines.ModelError, match=name):
             pipelines.arguments(pipes["fp32"], asked, {"call": {name: 1}})
+    for value in ("x", True, [0.5], None):
+        with pytest.raises(pipelines.ModelError, match="guidance_rescale to something else than a"):
+            pipelines.check_call(pipes["fp32"], {"call": {"guidance_rescale": value}})
+
+
+def test_a_call_that_the_reference_does_not_take_is_the_recipes_fault(
+    tmp_path: Path, ltx: Path, pipes: dict[str, Any]
+) -> None:
+    path = clips_engine.serve(pipes["fp32"], clips_engine.request(8), tmp_path)
+    clip = {"index": 0, "dump": str(path), "video": "none", "request": {}, "steps": [0]}
+    config = {"reference": str(ltx), "recipe": {"call": {"nope": 1}}, "device": "cpu",
+              "clips": [clip]}  # fmt: skip
+    found = task.run(config, Told())
+    assert found["recipe_problem"] == "the recipe's call has nope, which LTXPipeline does not take"
+    assert (found["problem"], found["clips"]) == (None, {})
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +404,7 @@ def test_a_seed_that_is_none_leaves_the_noise_unchecked(
     path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
     assert worked(None, path, {**asked, "noise_seed": None}, [])["noise"]["ok"] is None
     path.write_bytes(path.read_bytes()[:1000])
-    assert "bytes of tensors" in worked(None, path, asked, [])["problem"]
+    assert "its header claims" in worked(None, path, asked, [])["problem"]
 
 
 @pytest.mark.parametrize("steps", [2, 3])

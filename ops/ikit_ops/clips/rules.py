@@ -127,7 +127,7 @@ def level_count_slip(levels: Sequence[float] | None, steps: Any) -> Slip | None:
     if wanted == steps:
         return None
     return (
-        f"sigmas are the levels of {wanted} steps, the request has {steps}",
+        f"sigmas are the levels of a clip of steps={wanted}, the request has steps={steps}",
         "sigmas has one level for each step, and may end with the 0 that the last goes to",
     )
 

@@ -156,11 +156,21 @@ def least_steps(scheduler: Any) -> int:
 
 
 def check_call(pipe: Any, recipe: Mapping[str, Any]) -> None:
-    """ModelError when the recipe's call has an argument that is not the pipeline's to set."""
-    kind = family(pipe)
-    known = set(inspect.signature(type(pipe).__call__).parameters) - RESERVED
-    if unknown := sorted(set(recipe.get("call") or {}) - known):
+    """ModelError when the recipe's call has an argument that is not the pipeline's to set.
+
+    What kind of value an argument takes shows in its default, where that is a number.
+    """
+    kind, given = family(pipe), recipe.get("call") or {}
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    if unknown := sorted(set(given) - (set(parameters) - RESERVED)):
         raise ModelError(f"the recipe's call has {unknown[0]}, which {kind.pipeline} does not take")
+    for name, value in given.items():
+        usual = parameters[name].default
+        if isinstance(usual, bool) != isinstance(value, bool) and isinstance(usual, (int, float)):
+            allowed = "true or false" if isinstance(usual, bool) else "a number"
+            raise ModelError(f"the recipe's call sets {name} to something else than {allowed}")
+        if isinstance(usual, (int, float)) and not isinstance(value, (int, float)):
+            raise ModelError(f"the recipe's call sets {name} to something else than a number")
 
 
 def arguments(pipe: Any, request: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
