@@ -216,7 +216,9 @@ def test_a_dump_that_is_broken_is_told_in_a_sentence(tmp_path: Path) -> None:
     path, line = clips.write_clip(tmp_path)
     path.write_bytes(struct.pack("<Q", 2**60) + b"{}")
     record = checked(tmp_path, line)
-    assert found(record, "readable")[1] == f"the dump: its header claims {2**60} bytes"
+    assert found(record, "readable")[1] == (
+        f"the dump: its header claims {2**60} bytes of a file of 10"
+    )
     path.write_bytes(b"abc")
     assert found(checked(tmp_path, line), "readable")[1].startswith("the dump: it is shorter")
 

@@ -205,6 +205,24 @@ def test_a_stream_with_a_schedule_of_its_own_must_say_so(tmp_path: Path) -> None
         recorder.step(0, "audio", one, one, one, 1.0, 0.6)
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("order", [("video", "audio"), ("audio", "video")])
+def test_the_levels_are_the_videos_whatever_stream_comes_first(
+    tmp_path: Path, order: tuple[str, str], streaming: bool
+) -> None:
+    streams = dict.fromkeys(order, ((1, 1, 1, 1, 2), "F32")) if streaming else None
+    levels, one = {"video": (1.0, 0.5, 0.0), "audio": (1.0, 0.6, 0.0)}, latent(1, 2)
+    with small(tmp_path, streams=streams, metadata={"sigmas": "{}"}) as recorder:
+        for step in (0, 1):
+            for name in order:
+                recorder.step(step, name, one, one, one, *levels[name][step : step + 2])
+        for name in order:
+            recorder.final(name, one)
+        path = recorder.save(SHA)
+    with DumpReader(path) as reader:
+        assert reader.sigmas() == ([1.0, 0.5], [0.5, 0.0])
+
+
 def test_a_disk_without_room_is_found_before_the_first_step_for_real(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"

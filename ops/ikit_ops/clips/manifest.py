@@ -89,6 +89,7 @@ def read_manifest(path: Path) -> list[Clip]:
     Relative video paths are relative to the manifest's folder.
     """
     text = read_small(path, MAX_MANIFEST_BYTES, "manifest").decode("utf-8", "replace")
+    text = text.removeprefix("\ufeff")  # as some editors begin a file
     clips: list[Clip] = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -102,7 +103,7 @@ def read_manifest(path: Path) -> list[Clip]:
 
 def _clip(line: str, number: int, folder: Path) -> Clip:
     try:
-        entry = json.loads(line, parse_constant=_no_constant)
+        entry = json.loads(line)  # a NaN too: its field is named below
     except (ValueError, RecursionError):
         entry = None
     video = entry.get("video") if isinstance(entry, dict) else None

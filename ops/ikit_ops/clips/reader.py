@@ -169,7 +169,7 @@ class DumpReader:
             raise StepDumpError("it is shorter than a safetensors header")
         (length,) = struct.unpack("<Q", first)
         if length > min(MAX_HEADER_BYTES, self.size - 8):
-            raise StepDumpError(f"its header claims {length} bytes")
+            raise StepDumpError(f"its header claims {length} bytes of a file of {self.size}")
         described = _parse_header(self._file.read(length))
         self.meta = _metadata_of(described.pop("__metadata__", None))
         self._entries = _entries_of(described, 8 + length, self.size)

@@ -142,8 +142,9 @@ class StepRecorder:
     ) -> None:
         """Record one step of one stream; the tensors are copied before this returns.
 
-        The first stream that comes to a step gives its sigmas.  StepDumpError when the step was
-        written before, does not fit its declared shape or dtype, or the writer failed.
+        The video gives a step's sigmas, or the first stream that comes to it.  StepDumpError
+        when the step was written before, does not fit its declared shape or dtype, or the
+        writer failed.
         """
         if not 0 <= index < self.steps:
             raise StepDumpError(f"step {index} of {self.steps}")
@@ -154,6 +155,8 @@ class StepRecorder:
                 f"step {index} of {stream} goes from {levels[0]} to {levels[1]}, another stream"
                 f" from {known[0]} to {known[1]}: give the schedules as metadata sigmas"
             )
+        if stream == "video":  # the two tensors are the video's, whatever stream came first
+            known = self._sigmas[index] = levels
         if self._writer is not None:
             for name, value in zip(("sigma", "sigma_next"), known, strict=True):
                 where = self._entries[name][2] + 8 * index
