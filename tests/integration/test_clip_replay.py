@@ -402,7 +402,9 @@ def test_a_seed_that_is_none_leaves_the_noise_unchecked(
 ) -> None:
     asked = clips_engine.request(8)
     path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
-    assert worked(None, path, {**asked, "noise_seed": None}, [])["noise"]["ok"] is None
+    for seed, said in ((None, "names no noise_seed"), (-5, "no generator"), (2**63, "generator")):
+        found = worked(None, path, {**asked, "noise_seed": seed}, [])["noise"]
+        assert found["ok"] is None and said in found["detail"]
     path.write_bytes(path.read_bytes()[:1000])
     assert "its header claims" in worked(None, path, asked, [])["problem"]
 

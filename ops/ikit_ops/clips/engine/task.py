@@ -39,7 +39,8 @@ def run(config: Mapping[str, Any], progress: Any) -> dict[str, Any]:
         else:
             recipe_problem = call_problem(reference)
     found: dict[str, Any] = {}
-    for number, clip in enumerate(config["clips"] if recipe_problem is None else ()):
+    usable = problem is None and recipe_problem is None  # else the call fails as a whole
+    for number, clip in enumerate(config["clips"] if usable else ()):
         progress.done = number
         progress.tell(f"clip {number + 1}")
         found[str(clip["index"])] = _clip(clip, config, reference, progress)
@@ -102,8 +103,10 @@ def _pixels(reference: Any, clip: Mapping[str, Any], clips: Sequence[Any]) -> di
 
 def _noise(first: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     seed = request.get("noise_seed")
-    if type(seed) is not int or not 0 <= seed < 2**63:
+    if type(seed) is not int:
         return {"ok": None, "detail": "the request names no noise_seed"}
+    if not 0 <= seed < 2**63:
+        return {"ok": None, "detail": "from such a noise_seed no generator draws everywhere alike"}
     ok, detail = noise.check(first, request)
     return {"ok": ok, "detail": detail}
 
