@@ -144,8 +144,8 @@ def import_profile(call: Call, path: str, format: str, bench_id: str | None) -> 
         source, lambda done, total: call.progress(done, total, "reading the capture")
     )
     name = formats.detect(reading) if format == "auto" else format
-    digest, size = limits.file_digest(reading)
     capture = _converted(call, reading, name) if name in CONVERTED else formats.read(reading, name)
+    digest, size = limits.file_digest(reading)
     context = _context(capture, bench, name)
     context.facts["source"] = {"name": reading.label, "bytes": size, "sha256": digest}
     resolved = {"path": str(source), "format": name if name in FORMATS else capture.format}

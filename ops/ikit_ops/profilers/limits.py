@@ -12,7 +12,6 @@ ends with a digest of the whole, so that different kernels stay different.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
@@ -34,6 +33,7 @@ MAX_LINE = 1 << 20
 MAX_SECONDS = 1800.0
 CHUNK = 1 << 20
 BEAT_SECONDS = 0.1
+PACKED = 64 << 10
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -55,6 +55,8 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _next_beat: float = 0.0
+    digest: tuple[str, int] | None = None
+    """``(sha256, bytes)`` of the file, once it has been read from its first to its last byte."""
 
     @property
     def label(self) -> str:
@@ -106,30 +108,118 @@ def regular_file(path: str) -> Path:
 
 def open_bytes(reading: Reading) -> io.BufferedIOBase:
     """The file's bytes, unpacked where it is gzip; reading past the bound is Damaged."""
-    raw = open_regular(reading.path)
-    if raw.peek(2)[:2] == GZIP_MAGIC:
-        return _Bounded(gzip.GzipFile(fileobj=raw), reading, raw)
-    return _Bounded(raw, reading, raw)
+    raw = _Hashed(_regular(reading.path), reading)
+    packed = os.pread(raw.file.fileno(), len(GZIP_MAGIC), 0) == GZIP_MAGIC
+    return _Bounded(_Unpacking(raw) if packed else raw, reading, raw)
 
 
 def open_regular(path: Path) -> io.BufferedReader:
     """An open regular file: a pipe put in its place between two looks would block for ever."""
+    return io.BufferedReader(_regular(path), CHUNK)
+
+
+def _regular(path: Path) -> io.FileIO:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OpError(f"{one_line(path.name, 80)} is not a regular file", "give one file")
-    return io.BufferedReader(io.FileIO(descriptor, "rb"), CHUNK)
+    return io.FileIO(descriptor, "rb")
+
+
+class _Hashed:
+    """A file that is hashed as it is read: a second reading of it would cost as much again."""
+
+    def __init__(self, file: io.FileIO, reading: Reading) -> None:
+        self.file = file
+        self.given = 0
+        self._reading = reading
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes, none at the end: the reading then has the file's digest."""
+        data = self.file.read(size) or b""
+        self.given += len(data)
+        self._hash.update(data)
+        if not data:
+            self._reading.digest = self._hash.hexdigest(), self.given
+        return data
+
+
+class _Unpacking:
+    """Packed data, member after member; whatever can be unpacked is given, and then the fault.
+
+    The standard library's reader throws away what it had unpacked when the data breaks off.
+    """
+
+    def __init__(self, raw: _Hashed) -> None:
+        self._raw = raw
+        self._packed = b""
+        self._member = zlib.decompressobj(wbits=31)
+        self._members = 0
+        self._between = True
+        self.fault: str | None = None
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes, none at the end; ``fault`` says why it is not a sound one."""
+        while self.fault is None:
+            if not self._packed:
+                self._packed = self._raw.read(PACKED)
+                if not self._packed:
+                    self.fault = None if self._between else CUT
+                    break
+            if self._between and not self._next_member():
+                continue
+            data = self._some(size)
+            if data:
+                return data
+        return b""
+
+    def _next_member(self) -> bool:
+        """Begin a member; False when there is none (yet), or what follows is none."""
+        if self._members:
+            self._packed = self._packed.lstrip(b"\0")  # members may be padded
+            if not self._packed:
+                return False
+            if self._packed[: len(GZIP_MAGIC)] != GZIP_MAGIC[: len(self._packed)]:
+                self.fault = TRAILING
+                return False
+        self._member = zlib.decompressobj(wbits=31)
+        self._between = False
+        return True
+
+    def _some(self, size: int) -> bytes:
+        before = self._member.copy()
+        try:
+            data = self._member.decompress(self._packed, size)
+        except zlib.error:
+            self.fault = DAMAGED
+            return salvaged(before, self._packed)
+        self._packed = self._member.unconsumed_tail
+        if self._member.eof:
+            self._packed = self._member.unused_data
+            self._members += 1
+            self._between = True
+        return data
+
+
+def salvaged(unpack: zlib._Decompress, packed: bytes) -> bytes:
+    """What comes out before the fault, fed byte by byte."""
+    found = bytearray()
+    for number in range(len(packed)):
+        try:
+            found += unpack.decompress(packed[number : number + 1])
+        except zlib.error:
+            break
+    return bytes(found)
 
 
 class _Bounded(io.BufferedIOBase):
     """A stream that counts what it gives, and tells packed data that breaks off."""
 
-    def __init__(
-        self, inner: gzip.GzipFile | io.BufferedReader, reading: Reading, raw: io.BufferedReader
-    ) -> None:
+    def __init__(self, inner: _Unpacking | _Hashed, reading: Reading, raw: _Hashed) -> None:
         self._inner, self._reading, self._raw = inner, reading, raw
         self._given = 0
-        self._size = os.fstat(raw.fileno()).st_size
+        self._size = os.fstat(raw.file.fileno()).st_size
 
     def readable(self) -> bool:
         """It can be read."""
@@ -137,23 +227,18 @@ class _Bounded(io.BufferedIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Up to ``size`` bytes; a packed file that breaks off ends there, with a note."""
-        wanted = CHUNK if size is None or size < 0 else size
-        try:
-            data = self._inner.read(wanted)
-        except EOFError:
-            self._reading.note(CUT)
-            return b""
-        except (gzip.BadGzipFile, zlib.error):
-            if self._given == 0:
-                raise self._reading.damaged("it is no readable gzip file") from None
-            self._reading.note(CUT)
-            return b""
+        data = self._inner.read(CHUNK if size is None or size < 0 else size)
         self._given += len(data)
+        fault = self._inner.fault if isinstance(self._inner, _Unpacking) else None
+        if fault is not None and not data:
+            if self._given == 0:
+                raise self._reading.damaged("it is no readable gzip file")
+            self._reading.note(fault)
         if self._given > MAX_UNPACKED:
             raise self._reading.damaged(
                 f"it unpacks to more than {MAX_UNPACKED >> 30} GiB", "import a shorter capture"
             )
-        self._reading.tick(self._raw.tell(), self._size)
+        self._reading.tick(self._raw.given, self._size)
         return data
 
     def read1(self, size: int = -1, /) -> bytes:
@@ -161,13 +246,14 @@ class _Bounded(io.BufferedIOBase):
         return self.read(size)
 
     def close(self) -> None:
-        """Close the file, and what unpacks it."""
-        self._inner.close()
-        self._raw.close()
+        """Close the file."""
+        self._raw.file.close()
         super().close()
 
 
 CUT = "the file breaks off: what follows is missing"
+DAMAGED = "the packed data is damaged: what follows is missing, what precedes may be wrong"
+TRAILING = "what follows the packed data is none: it was not read"
 
 
 def lines_of(reading: Reading) -> Iterator[str]:
@@ -207,7 +293,7 @@ def head_of(path: Path, size: int = 64 << 10) -> bytes:
     try:
         return zlib.decompressobj(wbits=31).decompress(data, size)
     except zlib.error:
-        return b""
+        return salvaged(zlib.decompressobj(wbits=31), data)[:size]
 
 
 def shown_name(name: str) -> str:
@@ -220,7 +306,9 @@ def shown_name(name: str) -> str:
 
 
 def file_digest(reading: Reading) -> tuple[str, int]:
-    """``(sha256, bytes)`` of the file as it lies there."""
+    """``(sha256, bytes)`` of the file; of what was read, where all of it was."""
+    if reading.digest is not None:
+        return reading.digest
     digest, size = hashlib.sha256(), 0
     with open_regular(reading.path) as file:
         while data := file.read(CHUNK):
