@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 from fakes.profilers import trace_event
 from ikit_ops.profilers import chrome_trace, formats, json_events
 from ikit_ops.profilers.capture import Capture
-from ikit_ops.profilers.limits import Damaged, Reading
+from ikit_ops.profilers.limits import (
+    CUT,
+    DAMAGED,
+    TRAILING,
+    Damaged,
+    Reading,
+    file_digest,
+    open_bytes,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
 SAMPLE = DATA / "torch_cuda_trace.json"
@@ -127,6 +136,85 @@ def test_a_bare_list_is_a_trace_too(tmp_path: Path) -> None:
     }
 
 
+PROPERTIES = [{"id": 0, "name": "A GPU"}, {"id": 1, "name": "Another, {a}, [b]"}]
+
+
+@pytest.mark.parametrize("block", [16, 200, 1 << 17])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("behind", [("traceEvents",), ("schemaVersion", "traceEvents")])
+def test_what_stands_behind_the_events_is_read_like_what_stands_before_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    block: int,
+    indent: int | None,
+    behind: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK", block)
+    events = [trace_event("kernel", "a", n, 1, args={"device": n % 2}) for n in range(20)]
+    parts = {"schemaVersion": 1, "traceEvents": events, "deviceProperties": PROPERTIES}
+    ordered = {key: parts[key] for key in (*behind, *parts)} | {"cupti_version": 28}
+    capture = read_text(tmp_path / "t.json", json.dumps(ordered, indent=indent))
+    assert [d.name for d in capture.devices or []] == ["A GPU", "Another, {a}, [b]"]
+    assert capture.facts == {"schemaVersion": 1, "cupti_version": 28}
+    assert capture.incomplete == [] and capture.missing == [] and capture.kernel_ns == 20_000
+
+
+def test_a_trace_of_a_cpu_is_known_by_what_stands_behind_its_events(tmp_path: Path) -> None:
+    events = [trace_event("cpu_op", "aten::mm", 1, 10)]
+    text = json.dumps({"traceEvents": events, "deviceProperties": []})
+    capture = read_text(tmp_path / "t.json", text)
+    assert capture.cpu_only is True and capture.incomplete == []
+    assert {n: t.total_ns for n, t in (capture.host_ops or {}).items()} == {"aten::mm": 10_000}
+
+
+@pytest.mark.parametrize("end", ["", ', "deviceProp', ', "x": nan}', "} {", ', "x": "\udcff"}'])
+def test_a_trace_that_breaks_off_behind_its_events_is_doubtful(tmp_path: Path, end: str) -> None:
+    text = json.dumps({"traceEvents": [trace_event("kernel", "a", 1, 2)]})[:-1] + end
+    capture = read_text(tmp_path / "t.json", text.encode("utf-8", "surrogateescape"))
+    assert capture.kernel_ns == 2_000 and capture.incomplete == [json_events.BAD_TAIL]
+
+
+def test_a_second_list_of_events_is_said_to_be_unread(tmp_path: Path) -> None:
+    event = json.dumps(trace_event("kernel", "a", 1, 2))
+    capture = read_text(
+        tmp_path / "t.json", f'{{"traceEvents": [{event}], "traceEvents": [{event}]}}'
+    )
+    assert capture.kernel_ns == 2_000 and capture.incomplete == [json_events.SECOND_LIST]
+
+
+@pytest.mark.parametrize("named_before", [False, True])
+def test_too_much_behind_the_events_is_left_alone_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_before: bool
+) -> None:
+    monkeypatch.setattr(json_events, "MAX_HEAD", 1_000)
+    monkeypatch.setattr(json_events, "BLOCK", 64)
+    events = [trace_event("kernel", "a", 1, 2, args={"device": 0})]
+    parts = {"traceEvents": events, "stackFrames": "x" * 5_000, "deviceProperties": PROPERTIES}
+    if named_before:
+        parts = {"deviceProperties": PROPERTIES} | parts
+    capture = read_text(tmp_path / "t.json", json.dumps(parts))
+    assert capture.kernel_ns == 2_000 and capture.incomplete == []
+    assert capture.missing == (
+        [] if named_before else ["names of devices: too much follows the events to be read"]
+    )
+
+
+def test_bytes_that_some_copies_do_not_say_are_null_and_named(tmp_path: Path) -> None:
+    events = [
+        trace_event("gpu_memcpy", "Memcpy DtoH", 1, 4, args={"device": 0, "bytes": 64}),
+        trace_event("gpu_memcpy", "Memcpy DtoH", 9, 4, args={"device": 0}),
+        trace_event("gpu_memcpy", "Memcpy HtoD", 19, 4, args={"device": 0, "bytes": 0}),
+        trace_event("gpu_memset", "Memset", 29, 4, args={"device": 0, "bytes": "many"}),
+    ]
+    capture = read_text(tmp_path / "t.json", json.dumps({"traceEvents": events}))
+    assert {n: (t.calls, t.bytes) for n, t in (capture.memory_ops or {}).items()} == {
+        "Memcpy DtoH": (2, None), "Memcpy HtoD": (1, 0), "Memset": (1, None),
+    }  # fmt: skip
+    assert capture.missing == [
+        f"bytes of {name}: some events do not say theirs" for name in ("Memcpy DtoH", "Memset")
+    ]
+
+
 @pytest.mark.parametrize("cut", [40, 200, 900])
 def test_a_trace_that_breaks_off_is_read_so_far_and_said_to_be_incomplete(
     tmp_path: Path, cut: int
@@ -146,6 +234,95 @@ def test_a_packed_trace_that_breaks_off_is_said_to_be_incomplete(tmp_path: Path)
     capture = read(path)
     assert 0 < len(capture.kernels or []) < 5_000
     assert any("breaks off" in line for line in capture.incomplete)
+
+
+def packed_trace(count: int) -> bytes:
+    events = [trace_event("kernel", f"k{n}", n, 1) for n in range(count)]
+    return gzip.compress(json.dumps({"traceEvents": events}).encode("utf-8"), mtime=0)
+
+
+@pytest.mark.parametrize("left_out", [9, 30, 60])
+def test_a_small_packed_trace_that_breaks_off_gives_what_can_be_unpacked(
+    tmp_path: Path, left_out: int
+) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(packed_trace(40)[:-left_out])
+    capture = read(path)
+    assert 0 < len(capture.kernels or []) <= 40
+    assert CUT in capture.incomplete
+
+
+@pytest.mark.parametrize("count", [40, 5_000])
+def test_a_packed_trace_with_a_wrong_checksum_is_read_to_its_end_and_doubtful(
+    tmp_path: Path, count: int
+) -> None:
+    data = bytearray(packed_trace(count))
+    data[-6] ^= 1
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(data)
+    capture = read(path)
+    assert len(capture.kernels or []) == count and capture.incomplete == [DAMAGED]
+
+
+def test_a_packed_trace_that_is_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(gzip.decompress(packed_trace(20_000)), compresslevel=0))
+    place = 10  # blocks are stored as they are: a byte, their length, and its complement
+    for _ in range(3):
+        place += 5 + int.from_bytes(data[place + 1 : place + 3], "little")
+    data[place + 3] ^= 0xFF
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(data)
+    capture = read(path)
+    assert 1 < len(capture.kernels or []) < 20_000
+    assert DAMAGED in capture.incomplete
+
+
+@pytest.mark.parametrize(
+    ("padding", "notes"), [(b"", []), (b"\0" * 100_000, []), (b"GARBAGE", [TRAILING])]
+)
+@pytest.mark.parametrize("packed", [1, 7, 64 << 10])
+def test_packed_members_follow_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: bytes, notes: list[str], packed: int
+) -> None:
+    monkeypatch.setattr("ikit_ops.profilers.limits.PACKED", packed)
+    text = gzip.decompress(packed_trace(60))
+    third = len(text) // 3
+    path = tmp_path / "t.json.gz"
+    members = [text[:third], b"", text[third : 2 * third], text[2 * third :]]
+    path.write_bytes(b"".join(gzip.compress(part) for part in members) + padding)
+    capture = read(path)
+    assert len(capture.kernels or []) == 60 and capture.incomplete == notes
+
+
+@pytest.mark.parametrize("data", [b"\x1f\x8b", b"\x1f\x8b" + b"\0" * 40, packed_trace(3)[:10]])
+def test_what_cannot_be_unpacked_at_all_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match="no readable gzip file"):
+        formats.read(Reading(path), "torch-trace")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("text", ['{"traceEvents": [], "x": 1}\n', '[{"ph": "X"}]\n\n', "[]"])
+def test_a_trace_is_hashed_as_it_is_read(tmp_path: Path, packed: bool, text: str) -> None:
+    path = tmp_path / "t.json"
+    data = gzip.compress(text.encode()) if packed else text.encode()
+    path.write_bytes(data)
+    reading = Reading(path)
+    formats.read(reading, "torch-trace")
+    assert reading.digest == (hashlib.sha256(data).hexdigest(), len(data))
+    assert file_digest(reading) == reading.digest
+    assert file_digest(Reading(path)) == reading.digest
+
+
+def test_a_file_of_which_only_a_part_was_read_is_hashed_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b"x" * 3_000)
+    reading = Reading(path)
+    with open_bytes(reading) as stream:
+        stream.read(1_000)
+    assert reading.digest is None
+    assert file_digest(reading) == (hashlib.sha256(b"x" * 3_000).hexdigest(), 3_000)
 
 
 def test_events_that_are_no_json_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -193,6 +370,42 @@ def test_containers_are_never_added_to_what_they_contain(tmp_path: Path) -> None
     assert (device.busy_ns, device.span_ns) == (6_000, 6_000)
     assert {n: t.total_ns for n, t in (capture.ranges or {}).items()} == {"decode": 50_000}
     assert (capture.memory_ops or {})["Memcpy DtoH"].bytes == 64
+
+
+def graph_launch(ts: float, **args: Any) -> dict[str, Any]:
+    return trace_event("cuda_runtime", "cudaGraphLaunch", ts, 1, args=args)
+
+
+@pytest.mark.parametrize("launches_first", [False, True])
+@pytest.mark.parametrize(
+    ("launched", "of_kernels", "line"),
+    [
+        ([7, 8], [7, 7, 8], None),
+        ([7, 8], [7, 9, 10], "1 of 2 CUDA graph launches have no kernel"),
+        ([7, 8], [70_000, 3], "2 of 2 CUDA graph launches have no kernel"),
+        ([7, None], [7], "1 of 2 CUDA graph launches have no kernel"),
+        (["7"], [7], None),
+        ([7], [None, None], "1 CUDA graph launches: the trace does not say"),
+        ([7], [-1, 1 << 40], "1 CUDA graph launches: the trace does not say"),
+        ([7], [], "1 CUDA graph launches, and no kernel of them"),
+    ],
+)
+def test_graph_launches_whose_kernels_were_not_seen_leave_the_trace_doubtful(
+    tmp_path: Path,
+    launches_first: bool,
+    launched: list[Any],
+    of_kernels: list[Any],
+    line: str | None,
+) -> None:
+    events = [graph_launch(5, correlation=c) if c else graph_launch(6) for c in launched]
+    kernels = [
+        trace_event("kernel", "k", 10 + n, 1, args={"correlation": c} if c else {})
+        for n, c in enumerate(of_kernels)
+    ]
+    events = [*events, *kernels] if launches_first else [*kernels, *events]
+    capture = read_text(tmp_path / "t.json", json.dumps({"traceEvents": events}))
+    found = [text for text in capture.incomplete if "graph" in text]
+    assert found == [] if line is None else found[0].startswith(line) and len(found) == 1
 
 
 def test_graph_launches_without_kernels_are_named(tmp_path: Path) -> None:
@@ -251,6 +464,24 @@ def test_an_event_of_many_megabytes_is_refused(
     text = '{"traceEvents": [{"name": "' + "x" * (1 << 19) + '"}]}'
     with pytest.raises(Damaged, match="longer than"):
         read_text(tmp_path / "t.json", text)
+
+
+def test_a_long_event_is_not_scanned_again_for_every_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK", 1_000)
+    scanned: list[int] = []
+    real = json_events.EventReader._scan
+
+    def scan(self: json_events.EventReader, data: bytes) -> Any:
+        scanned.append(len(data))
+        return real(self, data)
+
+    monkeypatch.setattr(json_events.EventReader, "_scan", scan)
+    events = [trace_event("kernel", "a", 1, 2, args={"x": "y" * 1_000_000})] * 2
+    capture = read_text(tmp_path / "t.json", json.dumps({"traceEvents": events}))
+    assert capture.kernel_ns == 4_000
+    assert sum(scanned) < 10_000_000
 
 
 def test_too_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

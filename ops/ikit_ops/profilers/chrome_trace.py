@@ -23,7 +23,7 @@ from ikit_ops.profilers.capture import Capture, KernelKey, Shape, Tally, shape
 from ikit_ops.profilers.gather import Label, Work
 from ikit_ops.profilers.json_events import CUT_OFF, EventReader
 from ikit_ops.profilers.limits import CUT, MAX_STRING, Reading
-from ikit_ops.profilers.sweep import Runs
+from ikit_ops.profilers.sweep import Runs, no_collecting
 
 FORMAT = "torch-trace"
 KERNELS = frozenset({"kernel", "Kernel"})
@@ -31,10 +31,15 @@ MEMORY = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 API = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "Runtime"})
 RANGES = frozenset({"user_annotation", "nvtx"})
 OPERATORS = frozenset({"cpu_op", "Operator"})
-WANTED = KERNELS | MEMORY | API | RANGES | OPERATORS
+WANTED = KERNELS | MEMORY | API | RANGES
+PAIRED = frozenset({"B", "E"})
 COARSE_US = 4e12  # from here on a double cannot hold a ns beside the us
 FAR_US = 4e15
-GRAPH_LAUNCH = frozenset({"cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"})
+GRAPH_LAUNCH = frozenset({
+    "cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch", "cudaGraphLaunch_ptsz",
+    "cuGraphLaunch_ptsz",
+})  # fmt: skip
+MAX_CORRELATION = 1 << 26
 
 
 class Event(msgspec.Struct, gc=False):
@@ -51,8 +56,9 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What is read of the arguments of GPU work."""
+    """What is read of the arguments of GPU work and of launches."""
 
+    correlation: int | None = None
     device: int | None = None
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
@@ -78,6 +84,29 @@ def loose_event(value: dict[str, Any]) -> Event | None:
     return Event(ph, cat, name, _number(value.get("ts")), _number(value.get("dur")), pid, tid, raw)
 
 
+class _Correlations:
+    """Which launches the GPU work belongs to: one byte for each number that was seen.
+
+    Numbers count up from the start of the process, a set of them would take fifty times that.
+    """
+
+    def __init__(self) -> None:
+        self._seen = bytearray()
+        self.known = False
+
+    def add(self, number: int | None) -> None:
+        """Note the launch of one piece of work."""
+        if number is None or not 0 < number < MAX_CORRELATION:
+            return
+        self.known = True
+        if number >= len(self._seen):
+            self._seen.extend(bytes(number + (1 << 16) - len(self._seen)))
+        self._seen[number] = 1
+
+    def __contains__(self, number: int) -> bool:
+        return 0 < number < len(self._seen) and self._seen[number] == 1
+
+
 class _Gathering:
     """What one reading of the events collects."""
 
@@ -85,25 +114,25 @@ class _Gathering:
         self.reading = reading
         self.work = Work(reading)
         self.memory: dict[str, Tally] = {}
+        self.unsized: set[str] = set()
         self.api: dict[str, Tally] = {}
         self.ranges: dict[str, Tally] = {}
-        self.operators = self.unsound = self.unpaired = self.events = self.kernels = 0
-        self.coarse = False
+        self.unsound = self.unpaired = self.kernels = 0
+        self.operators = self.coarse = False
+        self.graphs: list[int] = []
+        self.of_launches = _Correlations()
         self._arguments = msgspec.json.Decoder(Arguments)
 
     def take(self, events: Sequence[Event]) -> None:
         """Sort events by what they are."""
-        self.events += len(events)
-        for event in events:
+        if not self.operators:
+            self.operators = any(event.cat in OPERATORS for event in events)
+        # Most events are operators and arrows: one look at each must do.
+        for event in [e for e in events if e.cat in WANTED or e.ph in PAIRED]:
             cat = event.cat
-            if cat not in WANTED:
-                continue
             if event.ph != "X":
-                if event.ph in ("B", "E"):
+                if event.ph in PAIRED and (cat in WANTED or cat in OPERATORS):
                     self.unpaired += 1
-                continue
-            if cat in OPERATORS:
-                self.operators += 1
                 continue
             start, duration = event.ts, event.dur
             if not (-FAR_US < start < FAR_US and 0 <= duration < FAR_US):
@@ -112,6 +141,8 @@ class _Gathering:
             nanoseconds = round(duration * 1000)
             if cat in API:
                 self._tally(self.api, event.name, nanoseconds)
+                if event.name in GRAPH_LAUNCH:
+                    self.graphs.append(self._of(event.args).correlation or 0)
             elif cat in RANGES:
                 self._tally(self.ranges, event.name, nanoseconds)
             else:
@@ -131,13 +162,16 @@ class _Gathering:
         device = arguments.device
         if device is None and isinstance(event.pid, int):
             device = event.pid
+        self.of_launches.add(arguments.correlation)
         identity: tuple[Any, ...] | str = event.name
         if event.cat in KERNELS:
             self.kernels += 1
             identity = (event.name, arguments.grid, arguments.block)
         else:
             tally = self._tally(self.memory, event.name, duration)
-            if arguments.bytes is not None:
+            if arguments.bytes is None:
+                self.unsized.add(event.name[:MAX_STRING])
+            else:
                 tally.bytes = (tally.bytes or 0) + arguments.bytes
         if event.ts > COARSE_US:
             self.coarse = True
@@ -177,16 +211,18 @@ def _loose_arguments(raw: msgspec.Raw) -> Arguments:
         found = value.get(name)
         return shape(found) if isinstance(found, list) else None
 
-    return Arguments(number("device"), three("grid"), three("block"), number("bytes"))
+    return Arguments(
+        number("correlation"), number("device"), three("grid"), three("block"), number("bytes")
+    )
 
 
 def read(reading: Reading) -> Capture:
     """The capture of a trace; Damaged when it is none."""
     events = EventReader(reading, msgspec.json.Decoder(list[Event]), loose_event)
     gathered = _Gathering(reading)
-    for block in events.events():
-        gathered.take(block)
-        reading.beat(gathered.events, None)
+    with no_collecting():
+        for block in events.events():
+            gathered.take(block)
     capture = Capture(FORMAT, tool="torch", grid_unit="blocks")
     capture.facts |= _facts(events.head)
     capture.cpu_only = events.head.get("deviceProperties") == []
@@ -196,6 +232,13 @@ def read(reading: Reading) -> Capture:
     if gathered.operators and not gathered.work.labels:
         capture.host_ops = _own_times(reading)
     _shortfalls(capture, gathered, events.skipped)
+    _unseen_graphs(capture, gathered)
+    for name in sorted(gathered.unsized):
+        # Only some of its bytes are known: their sum says nothing.
+        gathered.memory[name].bytes = None
+        capture.missing.append(f"bytes of {name}: some events do not say theirs")
+    if events.long_tail and "deviceProperties" not in events.head:
+        capture.missing.append("names of devices: too much follows the events to be read")
     return capture
 
 
@@ -229,10 +272,27 @@ def _shortfalls(capture: Capture, gathered: _Gathering, skipped: int) -> None:
         capture.limitations.append(
             "the trace's times are so large that starts are exact to 0.25 us or worse: so are gaps"
         )
-    launches = sum(t.calls for name, t in gathered.api.items() if name in GRAPH_LAUNCH)
+
+
+def _unseen_graphs(capture: Capture, gathered: _Gathering) -> None:
+    """Say where the host launched graphs whose kernels are not in the trace.
+
+    All work of a graph bears the number of the call that launched the graph.
+    """
+    launches = len(gathered.graphs)
+    unseen = sum(1 for number in gathered.graphs if number not in gathered.of_launches)
     if launches and not gathered.kernels:
         capture.incomplete.append(
             f"{launches} CUDA graph launches, and no kernel of them: the graphs were not traced"
+        )
+    elif launches and not gathered.of_launches.known:
+        capture.incomplete.append(
+            f"{launches} CUDA graph launches: the trace does not say which kernels are theirs"
+        )
+    elif unseen:
+        capture.incomplete.append(
+            f"{unseen} of {launches} CUDA graph launches have no kernel in the trace: "
+            "kernels of graphs were not seen"
         )
 
 

@@ -8,6 +8,9 @@ Where to cut is a guess, ``},`` may as well stand inside a text or inside a nest
 the guess proves itself: decoding begins where an event begins, so a piece that is cut inside a
 text ends in an open text, one cut inside a list ends in an open list, and neither decodes.
 When guesses fail, one linear scan over quotes and brackets finds the true end.
+
+What stands beside the array is small and is read as a whole, before it and behind it: writers
+put the facts about the devices on either side.
 """
 
 from __future__ import annotations
@@ -25,19 +28,23 @@ if TYPE_CHECKING:
 BLOCK = 1 << 17  # what is decoded at once stays in the cache
 MAX_HEAD = 8 << 20
 MAX_EVENT = 16 << 20
-GUESSES = 3
+GUESSES = 10  # a scan costs as much as thirty of them
+BAD_TAIL = "what follows the events is no JSON: the file may break off there"
+SECOND_LIST = "a second list of events was not read"
 CUT_OFF = "the list of events breaks off: later events are missing"
 # A quote alone opens a text that the data does not close: what follows is inside of it.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.DOTALL)
 _HEAD_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["{}\[\]:]', re.DOTALL)
 _OPEN = frozenset(b"{[")
+_CLOSE, _COMMA = b"],"
 
 
 class EventReader:
-    """The head of a trace, and its events in lists of decoded objects.
+    """What stands beside the events of a trace, and the events in lists of decoded objects.
 
     ``decoder`` decodes a list of events; ``loose`` makes an event of any object, for pieces
-    that the decoder refuses (None leaves the object out).
+    that the decoder refuses (None leaves the object out).  ``head`` is whole when the events
+    have been read; ``long_tail`` says that more followed them than is read.
     """
 
     def __init__(
@@ -50,6 +57,8 @@ class EventReader:
         self.reading = reading
         self.head: dict[str, Any] = {}
         self.skipped = 0
+        self.long_tail = False
+        self._in_object = False
         self._decoder = decoder
         self._loose = loose
         self._key = b'"' + key + b'"'
@@ -58,24 +67,26 @@ class EventReader:
         """Lists of events, in the order of the file."""
         with open_bytes(self.reading) as stream:
             rest = self._find_array(stream)
-            ended = False
-            while not ended:
-                data = stream.read(BLOCK)
-                rest += data
-                if not data:
-                    yield from self._last(rest)
-                    return
-                if len(rest) > MAX_EVENT:
+            while True:
+                # A long event is looked at again with twice as much, not block by block.
+                data = stream.read(max(BLOCK, min(len(rest), MAX_EVENT + 1 - len(rest))))
+                if len(rest) + len(data) > MAX_EVENT:
                     raise self.reading.damaged(f"an event is longer than {MAX_EVENT >> 20} MiB")
-                events, rest, ended = self._cut(rest)
+                events, rest, ended = self._cut(rest, data) if data else self._last(rest)
                 if events:
                     yield events
+                if ended:
+                    self._read_tail(rest, stream)
+                if ended or not data:
+                    return
 
     # --- the head ------------------------------------------------------------------
 
     def _find_array(self, stream: io.BufferedIOBase) -> bytes:
         """Read up to the array; what was read beyond its bracket."""
         data = stream.read(BLOCK).removeprefix(b"\xef\xbb\xbf").lstrip()
+        while not data and (more := stream.read(BLOCK)):
+            data = more.lstrip()
         if data[:1] == b"[":
             return data[1:]
         if data[:1] != b"{":
@@ -118,45 +129,72 @@ class EventReader:
         except (msgspec.DecodeError, RecursionError):
             raise self.reading.damaged("its beginning is no JSON") from None
         self.head = head if isinstance(head, dict) else {}
+        self._in_object = True
+
+    def _read_tail(self, data: bytes, stream: io.BufferedIOBase) -> None:
+        """Add what follows the array to the head."""
+        import msgspec
+
+        while len(data) <= MAX_HEAD and (more := stream.read(BLOCK)):
+            data += more
+        if not self._in_object:
+            return
+        if len(data) > MAX_HEAD:
+            self.long_tail = True
+            return
+        try:
+            tail = msgspec.json.decode(b"{" + data.lstrip(b", \t\r\n"))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            self.reading.note(BAD_TAIL)
+            return
+        if self._key.decode("ascii").strip('"') in tail:
+            self.reading.note(SECOND_LIST)
+        self.head |= tail
 
     # --- the events ----------------------------------------------------------------
 
-    def _cut(self, data: bytes) -> tuple[list[Any], bytes, bool]:
-        """``(events, rest, whether the array ended)`` of a block."""
+    def _cut(self, rest: bytes, block: bytes) -> tuple[list[Any], bytes, bool]:
+        """``(events, what follows, whether the array ended)`` of what is left and a block."""
+        data = bytearray(b"[")
+        data += rest
+        data += block
         end = len(data)
         for _ in range(GUESSES):
             end = data.rfind(b"},", 0, end)
             if end < 0:
                 break
-            events = self._decode(data[: end + 1])
+            # Written over in place: each copy of the block would cost as much as reading it.
+            data[end + 1] = _CLOSE
+            events = self._decoded(memoryview(data)[: end + 2])
             if events is not None:
-                return events, data[end + 2 :], False
-        bounds, finish = self._scan(data)
-        if not bounds:
-            return [], b"" if finish is not None else data, finish is not None
-        last = bounds[-1][1]
-        piece = data[bounds[0][0] : last]
-        events = self._decode(piece)
-        if events is None:
-            events = self._one_by_one(data, bounds)
-        return events, data[last:].lstrip(b", \t\r\n"), finish is not None
+                return events, bytes(memoryview(data)[end + 2 :]), False
+            data[end + 1] = _COMMA
+        return self._scanned(bytes(memoryview(data)[1:]))
 
-    def _last(self, data: bytes) -> Iterator[list[Any]]:
-        """What is left at the end of the file."""
+    def _scanned(self, data: bytes) -> tuple[list[Any], bytes, bool]:
+        """The same by a scan over all of it."""
         bounds, finish = self._scan(data)
-        if finish is None:
-            self.reading.note(CUT_OFF)
+        events: list[Any] = []
         if bounds:
-            events = self._decode(data[bounds[0][0] : bounds[-1][1]])
-            yield events if events is not None else self._one_by_one(data, bounds)
+            decoded = self._decoded(b"[" + data[bounds[0][0] : bounds[-1][1]] + b"]")
+            events = self._one_by_one(data, bounds) if decoded is None else decoded
+        if finish is not None:
+            return events, data[finish + 1 :], True
+        return events, data[bounds[-1][1] :].lstrip(b", \t\r\n") if bounds else data, False
 
-    def _decode(self, piece: bytes) -> list[Any] | None:
-        """The events of a piece; None when it is not a row of whole events."""
+    def _last(self, data: bytes) -> tuple[list[Any], bytes, bool]:
+        """What is left at the end of the file."""
+        found = self._scanned(data)
+        if not found[2]:
+            self.reading.note(CUT_OFF)
+        return found
+
+    def _decoded(self, piece: bytes | memoryview) -> list[Any] | None:
+        """The events of a list; None when it is no list of whole events."""
         import msgspec
 
-        piece = piece.lstrip(b", \t\r\n")
         try:
-            return self._decoder.decode(b"[" + piece + b"]")
+            return self._decoder.decode(piece)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
 
