@@ -27,6 +27,8 @@ GRID_UNIT = "work-items"
 _GRID = ("grid_size_x", "grid_size_y", "grid_size_z")
 _BLOCK = ("workgroup_size_x", "workgroup_size_y", "workgroup_size_z")
 _TIMES = ("start_timestamp", "end_timestamp")
+_IDENTITY = ("agent_id", "kernel_name", *_GRID, *_BLOCK)
+MAX_KNOWN = 10_000
 _AGENT = re.compile(r"(?:^|\s)(\d{1,18})$", re.ASCII)
 
 
@@ -109,6 +111,7 @@ class _Trace:
         """One table."""
         kernels = header.has("kernel_name")
         self.dispatches = self.dispatches or kernels
+        known: dict[tuple[str | None, ...], tuple[int | None, KernelKey]] = {}
         count = digest = 0
         for row in rows:
             times = times_of(header, row)
@@ -117,8 +120,13 @@ class _Trace:
             elif kernels:
                 count += 1
                 digest = (digest + hash(tuple(row))) & 0xFFFFFFFFFFFFFFFF
-                agent = agent_number(header.cell(row, "agent_id"))
-                self.work.add(agent, *times, kernel_key(header, row), identical)
+                # A kernel runs thousands of times: what its cells mean is found out once.
+                cells = tuple(header.cell(row, name) for name in _IDENTITY)
+                if (found := known.get(cells)) is None:
+                    found = agent_number(cells[0]), kernel_key(header, row)
+                    if len(known) < MAX_KNOWN:
+                        known[cells] = found
+                self.work.add(found[0], *times, found[1], identical)
             else:
                 self._other(header, row, times)
         if count:
