@@ -44,6 +44,10 @@ class Cancelled(Exception):
     """The call was cancelled; raised out of the operation, never shown as an error."""
 
 
+MANY = 10_000
+"""More steps than anybody counts: bytes, rows."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a call is: ``done`` of ``total`` steps (None: unknown), and what is being done."""
@@ -51,6 +55,15 @@ class Progress:
     done: float
     total: float | None
     what: str
+
+    @property
+    def part(self) -> str:
+        """How far, in words: ``3 of 7`` of a few steps, per cent of many; empty when unknown."""
+        if not self.total:
+            return ""
+        if self.total <= MANY:
+            return f"{self.done:g} of {self.total:g}"
+        return f"{self.done / self.total:.0%}".replace("%", " %")
 
 
 @dataclass(frozen=True)

@@ -254,8 +254,7 @@ def _survive_any_encoding() -> None:
 
 
 def _report(progress: Progress) -> None:
-    part = f" {progress.done:g}/{progress.total:g}" if progress.total else ""
-    _say(f"… {progress.what}{part}")
+    _say(f"… {progress.what} {progress.part}".rstrip())
 
 
 def _say(text: str) -> None:

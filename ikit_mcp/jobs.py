@@ -77,8 +77,8 @@ class Job:
     def doing(self) -> str:
         """One line: what it does, how far it is, for how long."""
         now = self.progress
-        part = f" {now.done:g} of {now.total:g}" if now.total else ""
-        return one_line(f"{self.operation}: {now.what or 'running'}{part} ({self.seconds:.0f} s)")
+        doing = f"{now.what or 'running'} {now.part}".rstrip()
+        return one_line(f"{self.operation}: {doing} ({self.seconds:.0f} s)")
 
 
 class Jobs:

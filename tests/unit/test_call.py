@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ikit_mcp.arguments import add_options, parse
-from ikit_mcp.call import Call, Cancelled, Settings, command_line, one_line
+from ikit_mcp.call import Call, Cancelled, Progress, Settings, command_line, one_line
 from ikit_mcp.evidence.record import Draft, EvidenceRecord
 from ikit_mcp.registry import (
     DERIVES,
@@ -192,3 +192,13 @@ def test_a_request_knows_whether_it_needs_the_device(tmp_path: Path) -> None:
     op = made("outer", None, depends, ARGS[3])
     assert Request(op, {"deep": True}, MEASURES).needs_lock
     assert not Request(op, {"deep": False}, DERIVES).needs_lock
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "part"),
+    [(3, 7, "3 of 7"), (0, None, ""), (14_500_000, 29_000_000, "50 %"), (1.5, 2, "1.5 of 2")],
+)
+def test_progress_counts_few_steps_and_gives_a_share_of_many(
+    done: float, total: float | None, part: str
+) -> None:
+    assert Progress(done, total, "reading").part == part
