@@ -66,7 +66,7 @@ def test_the_disk_of_the_clips_is_looked_at_too(free: dict[str, int]) -> None:
     with pytest.raises(OpError, match=r"3 clips to come need 12 kB .*4 kB an mp4\)"):
         made.check(3)
     free["out"] = 100
-    with pytest.raises(OpError, match="^clips need 268 MB to spare; 100 bytes are free in out"):
+    with pytest.raises(OpError, match=r"^clips need 268 MB to spare; 100 bytes are free in out"):
         made.check(0)
 
 
