@@ -131,14 +131,14 @@ def test_the_latent_of_another_clip_of_the_check_is_known_again() -> None:
 
 
 def test_pictures_without_anything_in_them_tell_nothing() -> None:
-    wanted = np.full(SHAPE, 77, "uint8")
+    wanted: np.ndarray = np.full(SHAPE, 77, "uint8")
     found = judged(mp4.encode(wanted, 24.0), wanted)
     assert found["ok"] is None
     assert "too little in the pictures" in found["detail"]
 
 
 def test_a_file_too_small_to_show_anything_is_not_held_against_its_pictures() -> None:
-    grey = np.full(SHAPE, 128, "uint8")
+    grey: np.ndarray = np.full(SHAPE, 128, "uint8")
     assert "too few bytes" in judged(mp4.encode(grey, 24.0), pictures(1))["detail"]
     found = pixels.judge_frames(grey, pictures(1), 24.0, 10**6)
     assert (found["ok"], "no frame is like" in found["detail"]) == (False, True)
@@ -235,7 +235,7 @@ def test_the_audio_of_an_mp4_is_as_long_as_it_decodes(tmp_path: Path) -> None:
     tone = np.sin(np.arange(16_000) / 20, dtype=np.float32)[None] * 0.5
     video.write_bytes(mp4.encode(pictures(1), 24.0, tone, 16_000))
     assert pixels.sound_of(video).seconds == pytest.approx(1.0, abs=0.15)
-    assert pixels.video_bytes(video) < video.stat().st_size
+    assert 0 < (pixels.video_bytes(video) or 0) < video.stat().st_size
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(mp4.ClipError, match="no regular file"):
         pixels.sound_of(tmp_path / "pipe")

@@ -105,7 +105,7 @@ def test_fields_may_be_left_out_or_null() -> None:
 
 @pytest.mark.parametrize(
     ("field", "next_step"),
-    [("promt", "it is prompt here"), ("num_frame", "it is num_frames here"),
+    [("prompts", "it is prompt here"), ("num_frame", "it is num_frames here"),
      ("guidance", "it is guidance_scale here"), ("negative_prompt", "the recipe holds it"),
      ("num_inference_steps", "it is steps here"), ("zzz", "fields: task, prompt, ")],
 )  # fmt: skip

@@ -46,7 +46,6 @@ MAX_STEPS = 10_000
 QUEUED_TENSORS = 9
 SLOW_BYTES_PER_SECOND = 1e9
 PREEMPTED_SECONDS = 0.015  # what a busy machine takes from a thread now and then
-
 DTYPE_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2,
     "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -456,11 +455,12 @@ def _lives(pid: int, started: str | None) -> bool:
 
 def _lock(fd: int) -> bool:
     """Take a file's lock; False where another holds it, or locks cannot be had."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl  # not on every platform
+    if sys.platform != "win32":
+        import fcntl
 
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
     return False
 
 
@@ -470,7 +470,7 @@ def _remove_unheld(path: Path) -> bool:
         flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         with os.fdopen(os.open(path, flags), "rb") as file:
             info = os.fstat(file.fileno())
-            own = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+            own = stat.S_ISREG(info.st_mode) and info.st_uid == getattr(os, "geteuid", int)()
             if own and _lock(file.fileno()):
                 path.unlink()
                 return True

@@ -88,9 +88,9 @@ class Room:
         for needed, folder in needs.values():
             free = _free(folder)
             if needed + RESERVE_BYTES > free:
-                each = f"{size_text(a_dump)} a dump, {size_text(self.clip_bytes or 0)} an mp4"
+                parts = f"{size_text(a_dump)} a dump, {size_text(self.clip_bytes or 0)} an mp4"
                 raise OpError(
-                    (f"{remaining} clips to come need {size_text(needed)} ({each}) and" if needed
+                    (f"{remaining} clips to come need {size_text(needed)} ({parts}) and" if needed
                      else "clips need") + f" {size_text(RESERVE_BYTES)} to spare;"
                     f" {size_text(free)} are free in {one_line(str(folder))}",
                     "make room, or ask for a smaller count",
