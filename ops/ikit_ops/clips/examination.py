@@ -26,7 +26,14 @@ from ikit_mcp.evidence.record import (
 from ikit_mcp.registry import OpError
 from ikit_ops.clips import checker, manifest, sampling, torchside
 from ikit_ops.clips.checker import Examined
-from ikit_ops.clips.verdicts import FAILURES, MEANING, NOT_TOLD_APART, detection, worst
+from ikit_ops.clips.verdicts import (
+    FAILURES,
+    FROM_BF16,
+    MEANING,
+    NOT_TOLD_APART,
+    detection,
+    worst,
+)
 
 NO_TORCH = "needs torch"
 
@@ -45,6 +52,7 @@ class Examination:
         self.picked: list[Examined] = []
         self.missing: list[str] = []
         self.found: dict[str, Any] = {}
+        self.odds: dict[int, tuple[int, int]] = {}
         self.device: Device | None = None
 
     def examine(self) -> None:
@@ -90,6 +98,7 @@ class Examination:
             self.picked = checker.pick_clips(self.examined, clips, self.rng)
             for each in self.picked:
                 each.picked = sampling.pick_steps(each.steps, steps, each.ranked, self.rng)
+                self.odds[each.index] = sampling.odds_of(each.steps, steps, each.ranked)
         else:
             self.missing.append("reference: without it only the model-free checks ran")
         if python is None:
@@ -112,6 +121,12 @@ class Examination:
         for each in readable:
             told = self.found["clips"].get(str(each.index)) or {}
             checker.absorb(each, told, bool(each.picked))
+            seen = len(each.picked)
+            if each.picked and seen < min(sampling.ENOUGH, each.steps):
+                each.result.add(
+                    "sample", None, f"{seen} of {each.steps} steps tells nothing of the others;"
+                    f" replay {sampling.ENOUGH} at least", "inconclusive",
+                )  # fmt: skip
 
     def _task(self, readable: Sequence[Examined], reference: Path | None) -> dict[str, Any]:
         chosen = torchside.choose(self.call.devices(), self.device_asked) if reference else None
@@ -157,7 +172,7 @@ class Examination:
         results = [each.result for each in self.examined]
         counts = {word: sum(r.verdict == word for r in results) for word in MEANING}
         names = list(dict.fromkeys(check.name for r in results for check in r.checks))
-        replayed = [(each.steps, len(each.picked)) for each in self.picked if each.result.replayed]
+        replayed = [each for each in self.picked if each.result.replayed]
         return Draft(
             kind="clip-steps",
             claim_class="checked",
@@ -225,17 +240,17 @@ class Examination:
             ]
         return missing[:20]
 
-    def _limitations(self, replayed: Sequence[tuple[int, int]]) -> list[str]:
+    def _limitations(self, replayed: Sequence[Examined]) -> list[str]:
         lines = []
         if replayed:
-            steps, seen = replayed[0]
-            odds = detection(replayed, max(1, round(steps / 10)))
+            lines += [self._sampled(replayed), NOT_TOLD_APART]
+        if (self.found.get("model") or {}).get("dtype") == "bfloat16":
+            lines.append(FROM_BF16)
+        unseen = sorted({name for row in self._rows() for name in row.get("unseen") or ()})
+        if unseen:
             lines.append(
-                f"{seen} of {steps} steps of {len(replayed)} of {len(self.examined)} clips were"
-                f" replayed (seed {self.seed}); a cache of {max(1, round(steps / 10))} steps in"
-                f" {steps}, wherever they lie, would have been caught with probability {odds:.2f}"
+                f"without effect on some outputs here, and so not proven: {', '.join(unseen)}"
             )
-            lines.append(NOT_TOLD_APART)
         if self.recipe.sha256 is None:
             lines.append("no recipe: negative prompt and other scales are the pipeline's defaults")
         if not self.decode:
@@ -245,13 +260,27 @@ class Examination:
         lines.append("the dumps are the engine's own account; a hash ties each to its mp4 by name")
         return lines
 
-    def _detection(self, replayed: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    def _sampled(self, replayed: Sequence[Examined]) -> str:
+        """What was replayed, and how likely a step cache would have been hit."""
+        steps, seen = replayed[0].steps, len(replayed[0].picked)
+        bad = max(1, round(steps / 10))
+        odds = detection([self.odds[each.index] for each in replayed], bad)
+        drawn = self.odds[replayed[0].index][1]
+        cache = f"a cache of {bad} step{'s' if bad > 1 else ''}"
+        return (
+            f"{seen} of {steps} steps of {len(replayed)} of {len(self.examined)} clips were"
+            f" replayed, {drawn} of them drawn (seed {self.seed}); {cache} in {steps}, wherever"
+            f" they lie, would have been hit with probability {odds:.2f}"
+        )
+
+    def _detection(self, replayed: Sequence[Examined]) -> list[dict[str, Any]]:
         if not replayed:
             return []
-        steps = replayed[0][0]
+        steps = replayed[0].steps
+        sampled = [self.odds[each.index] for each in replayed]
         cheated = sorted({1, max(1, steps // 10), max(1, steps // 3), max(1, steps // 2)})
         return [
-            {"cheated_steps": n, "of": steps, "probability": round(detection(replayed, n), 4)}
+            {"cheated_steps": n, "of": steps, "probability": round(detection(sampled, n), 4)}
             for n in cheated
         ]
 

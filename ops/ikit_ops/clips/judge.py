@@ -6,39 +6,47 @@ same place: r = |engine - reference| / |reference in bf16 - reference|.  An abso
 not work, for that floor varies twofold from step to step and with the model; and the cosine is
 useless, for low precision and wrong guidance keep it above 0.995.
 
-Two kinds of error hide below the floor and still are errors: a guidance a little too strong and
-a time a little off, because they push in one direction while rounding pushes in all.  So the
-output is also projected on the two directions.  The pattern of r over the steps tells the rest:
-even and moderate is precision, some at the floor and some far away is skipped work, far away
-everywhere is another model, prompt or time.
+r says how much is off.  What is off is told in three ways: by the directions that the error holds
+(``fits``), by other times and texts that fit where the request's do not (``Candidate``), and, where
+neither explains it, by the pattern of r over the steps (``pattern``).  Streams are judged one by
+one, as the video may hide what the audio shows; the clip takes the worst.
+
+The costlier evidence is asked for in this order, and only where the cheaper gives reason: an
+honest engine's clip needs no more than the steps themselves and their floor.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PASS_MEDIAN, PASS_MAX = 1.5, 2.0
-SUSPECT = 3.0
-FAR = 10.0
-EVEN = 2.5
-GUIDANCE_PASS, GUIDANCE_MEAN, GUIDANCE_FAIL = 0.01, 0.0125, 0.02
-ALIGNED = 0.2
-TIME_PASS = 5e-4
-EXPLAINED = 1.5
+from ikit_ops.clips import fits as fitting
+from ikit_ops.clips import pattern
+from ikit_ops.clips.fits import Fit
+from ikit_ops.clips.pattern import BANDS, Bands
+from ikit_ops.clips.verdicts import VERDICTS
+
+PASS_MEDIAN, PASS_MAX = BANDS["float32"].median, BANDS["float32"].most
+NOTEWORTHY, UNEVEN = 0.2, 2.0
+A_LITTLE_MORE = 1.15  # r of honest bf16 kernels that are not torch's
+MARGIN = 1.2
+TO_THE_BIT, BETTER = 0.2, 0.8
+TEXT = 0.5
+COARSE = 0.1  # guidance that is not known better does not pass
 
 
 @dataclass(frozen=True)
 class Step:
     """One replayed step of one stream.
 
-    ``guidance_fit`` is the scale that the engine's output shows, ``guidance_ratio`` that over
-    the reference's own, ``guidance_noise`` the ratio's noise as the bf16 run shows it;
-    ``dsigma_fit`` how far the model's time was from the sampler's.  ``*_residual`` is r after
-    that fit.  None where it was not measured.
+    ``guidance_fit`` is the scale that the engine's output shows, ``dsigma_fit`` how far the
+    model's time was from the sampler's, None where they were not measured; ``fits`` what the
+    error holds of each direction.  ``numbers`` is how many numbers the output has, ``exact`` the
+    dtype that the reference computed in, ``int8_weights`` the r that it shows with its weights in
+    int8 (None: not looked), ``unseen`` guidance passes that change too little to be measured.
     """
 
     stream: str
@@ -48,12 +56,18 @@ class Step:
     cosine: float
     floor: float
     guidance_fit: float | None = None
-    guidance_ratio: float | None = None
-    guidance_noise: float | None = None
-    guidance_residual: float | None = None
     dsigma_fit: float | None = None
-    dsigma_noise: float | None = None
-    dsigma_residual: float | None = None
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    numbers: int = 1 << 20
+    exact: str = "float32"
+    int8_weights: float | None = None
+    unseen: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Take what comes from JSON too."""
+        object.__setattr__(self, "unseen", tuple(self.unseen))
+        made = {k: Fit(**v) if isinstance(v, dict) else v for k, v in self.fits.items()}
+        object.__setattr__(self, "fits", made)
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the record: the contract's fields first."""
@@ -62,11 +76,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Another way to run the reference that was tried, and how well it fits (median r)."""
+    """Another way to run the reference that was tried, and how far off it is (the largest r).
+
+    ``share`` is set where it is no one way but all directions that texts have: the least part of
+    an error that lies in them.
+    """
 
     verdict: str
     what: str
     r: float
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,141 +96,148 @@ class Judgement:
     detail: str
 
 
-def needs_candidates(steps: Sequence[Step]) -> bool:
-    """Whether steps are so far from the reference that another time or text may explain them."""
-    verdict = judge(steps).verdict
-    return verdict in ("wrong_model", "timestep", "step_caching") or (
-        verdict == "low_precision" and max(step.r for step in steps) > FAR
-    )
-
-
 def judge(steps: Sequence[Step], candidates: Sequence[Candidate] = ()) -> Judgement:
     """The verdict of a clip's replayed steps: pass, inconclusive, or what is wrong."""
     if not steps:
         return Judgement("inconclusive", "no step was replayed")
-    bad = [step for step in steps if step.r > PASS_MAX]
-    values = sorted(step.r for step in steps)
-    shown = f"r median {statistics.median(values):.2f}, max {values[-1]:.2f} x the bf16 floor"
+    bands = bands_of(steps)
+    found = [fitting.found(rows, bands.median, bands.most) for rows in by_stream(steps)]
+    left = min((each.left() for each in found if each is not None), default=math.inf)
     best = min(candidates, key=lambda candidate: candidate.r, default=None)
-    if best is not None and best.r <= EXPLAINED:
-        return Judgement(best.verdict, f"{best.what} fits ({best.r:.2f} x the floor); {shown}")
-    for found in (_guidance(steps, bad), _timestep(steps, bad)):
-        if found is not None:
-            return Judgement(found.verdict, f"{found.detail}; {shown}")
-    if not bad and statistics.median(values) <= PASS_MEDIAN:
-        return _passed(steps, shown)
-    return _by_pattern(steps, values, shown)
+    if best is not None and best.r <= min(bands.median, BETTER * left):
+        told = f"{best.what} fits ({best.r:.2f} x the floor); {_shown(steps)}"
+        return Judgement(best.verdict, told)
+    text = max(candidates, key=lambda candidate: candidate.share or 0.0, default=None)
+    if text is not None and (text.share or 0.0) >= TEXT and not any(found):
+        told = f"{text.what}: {100 * (text.share or 0.0):.0f} % of what is off is what texts change"
+        return Judgement(text.verdict, f"{told}; {_shown(steps)}")
+    words = [_stream(rows, bands) for rows in by_stream(steps)]
+    return min(words, key=lambda each: VERDICTS.index(each.verdict))
 
 
-def _passed(steps: Sequence[Step], shown: str) -> Judgement:
-    doubt = [
-        step
-        for step in steps
-        if step.guidance_ratio is not None
-        and abs(step.guidance_ratio - 1) > GUIDANCE_PASS + 3 * (step.guidance_noise or 0)
-    ]
-    if doubt:
+def bands_of(steps: Sequence[Step]) -> Bands:
+    """The bands for the dtype that the reference computed in."""
+    return BANDS[steps[0].exact]
+
+
+def by_stream(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps, stream by stream."""
+    names = dict.fromkeys(step.stream for step in steps)
+    return [[step for step in steps if step.stream == name] for name in names]
+
+
+def _shown(steps: Sequence[Step]) -> str:
+    values = [step.r for step in steps]
+    middle, high = statistics.median(values), max(values)
+    return f"r median {middle:.2f}, max {high:.2f} x the bf16 floor"
+
+
+def _stream(steps: Sequence[Step], bands: Bands) -> Judgement:
+    """The verdict of one stream."""
+    shown = f"{steps[0].stream}: {_shown(steps)}"
+    found = fitting.found(steps, bands.median, bands.most)
+    if found is not None:
+        return Judgement(found.direction.verdict, f"{_told(found, steps)}; {shown}")
+    values = [step.r for step in steps]
+    if max(values) > bands.most or statistics.median(values) > bands.median:
+        word, why = pattern.word(steps, bands)
+        bound = honest_bound(steps)
+        if word == "inconclusive" and bound is not None and statistics.median(values) > bound:
+            word, why = "low_precision", f"bf16 with int8 weights would show {bound:.2f} at most"
+        return Judgement(word, f"{why}; {shown}")
+    if (doubted := fitting.doubted(steps)) is not None:
+        direction, step = doubted
+        what = _amount(direction.name, step)
+        return Judgement(
+            "inconclusive", f"{what} is more than noise and less than a proof; {shown}"
+        )
+    known = _resolution(steps)
+    if known is not None and known > COARSE:
         return Judgement(
             "inconclusive",
-            f"guidance fits {doubt[0].guidance_fit:.3f} at step {doubt[0].step}; {shown}",
+            f"the guidance is known to {100 * known:.0f} % only; make a larger clip; {shown}",
         )
-    return Judgement("pass", shown)
+    guidance = f"; guidance as asked to {max(100 * known, 0.1):.1f} %" if known is not None else ""
+    return Judgement("pass", f"{shown}{guidance}{_unseen(steps)}")
 
 
-def _guidance(steps: Sequence[Step], bad: Sequence[Step]) -> Judgement | None:
-    """Whether another guidance scale explains what is off: in every step, or in some."""
-    for off in (_consistently_off(steps), [step for step in steps if _guidance_off(step)]):
-        explained = {(step.stream, step.step) for step in off}
-        if not off or any((step.stream, step.step) not in explained for step in bad):
-            continue
-        fits = ", ".join(f"{step.guidance_fit:.3f} at step {step.step}" for step in off[:4])
-        ratio = off[0].guidance_ratio or 1.0
-        streams = {step.stream for step in off}
-        there = sum(step.stream in streams for step in steps)
-        how = " in some steps only" if len(off) < there else ""
-        how += f" ({', '.join(sorted(streams))})" if there < len(steps) else ""
-        return Judgement("guidance", f"the guidance fits {fits}: {ratio:.3f} x what was asked{how}")
-    return None
-
-
-def _guidance_off(step: Step) -> bool:
-    if step.guidance_ratio is None or step.guidance_residual is None:
-        return False
-    margin = max(GUIDANCE_FAIL, 4 * (step.guidance_noise or 0))
-    return abs(step.guidance_ratio - 1) > margin and step.guidance_residual <= EXPLAINED
-
-
-def _consistently_off(steps: Sequence[Step]) -> list[Step]:
-    """The steps of a stream whose scales all err alike: their mean is surer than each of them."""
-    for stream in sorted({step.stream for step in steps}):
-        rows = [step for step in steps if step.stream == stream]
-        fitted = [
-            (step.guidance_ratio, step.guidance_noise or 0.0)
-            for step in rows
-            if step.guidance_ratio is not None and (step.guidance_residual or 0) <= EXPLAINED
-        ]
-        if len(fitted) < max(2, len(rows)):
-            continue
-        errors = [ratio - 1 for ratio, _ in fitted]
-        middle = statistics.median(errors)
-        noise = math.sqrt(sum(n * n for _, n in fitted) / len(fitted))
-        spread = statistics.median(abs(error - middle) for error in errors)
-        sure = 3 * max(noise, spread) / math.sqrt(len(fitted))
-        if abs(middle) > max(GUIDANCE_MEAN, sure) and all(error * middle > 0 for error in errors):
-            return rows
-    return []
-
-
-def _timestep(steps: Sequence[Step], bad: Sequence[Step]) -> Judgement | None:
-    """Whether another time explains what is off; only steps with a fit are held against it."""
-    off = [step for step in steps if _time_off(step)]
-    fitted = {(step.stream, step.step) for step in steps if step.dsigma_fit is not None}
-    explained = {(step.stream, step.step) for step in off}
-    unexplained = [
-        step
-        for step in bad
-        if (step.stream, step.step) in fitted and (step.stream, step.step) not in explained
-    ]
-    if not off or unexplained:
+def honest_bound(steps: Sequence[Step]) -> float | None:
+    """The median r that bf16 arithmetic with int8 weights may show here, with a margin."""
+    known = [step.int8_weights for step in steps if step.int8_weights is not None]
+    if not known:
         return None
-    if max(step.r for step in bad or steps) > FAR and len(fitted) < len(bad):
-        return None  # two fitted steps do not explain many that are far away
-    fits = ", ".join(f"{step.dsigma_fit:+.4f} at step {step.step}" for step in off[:4])
-    return Judgement("timestep", f"the model's time is off by {fits}")
+    usual = math.sqrt(sum(value**2 for value in known) / len(known))
+    return MARGIN * math.hypot(A_LITTLE_MORE, usual)
 
 
-def _time_off(step: Step) -> bool:
-    if step.dsigma_fit is None or step.dsigma_residual is None:
+def _resolution(steps: Sequence[Step]) -> float | None:
+    """How well the guidance is known: the fraction that it may be off by."""
+    known = [step.fits["guidance"] for step in steps if "guidance" in step.fits]
+    if not known or min(step.numbers for step in steps) < fitting.LEAST_NUMBERS:
+        return None
+    middle, doubt = fitting.mean(known)
+    return abs(middle) + doubt
+
+
+def _unseen(steps: Sequence[Step]) -> str:
+    names = sorted({name for step in steps for name in step.unseen})
+    return f"; {' and '.join(names)} without effect, and so not proven" if names else ""
+
+
+def _told(found: fitting.Found, steps: Sequence[Step]) -> str:
+    """What a direction shows, in a sentence."""
+    some = " in some steps only" if len(found.steps) < len(steps) else ""
+    shown = ", ".join(_amount(found.direction.name, step) for step in found.steps[:4])
+    part = f"explains {100 * max(found.share, 0.0):.0f} % of what is off"
+    return f"{shown}{some if found.direction.name != 'time' else ''}: {part}"
+
+
+def _amount(name: str, step: Step) -> str:
+    off = step.fits[name].off
+    where = f"at step {step.step}"
+    if name == "guidance":
+        return f"guidance {step.guidance_fit or 0:.3f} ({1 + off:.3f} x what was asked) {where}"
+    if name == "time":
+        return f"the model's time is off by {off:+.4f} {where}"
+    if name == "previous":
+        return f"{100 * off:.0f} % of the previous output {where}"
+    if name == "int8":
+        return f"{off:.2f} x what int8 activations do {where}"
+    what = "the output" if name == "scale" else f"{name} guidance" if name != "rescale" else name
+    return f"{what} is {1 + off:.3f} x the reference's {where}"
+
+
+# --- what to look at next --------------------------------------------------------------------
+
+
+def suspicious(steps: Sequence[Step]) -> bool:
+    """Whether r gives reason for a second look: above a bf16 engine's, or uneven, or doubted."""
+    for rows in by_stream(steps):
+        values = [step.r for step in rows]
+        high, middle = max(values), statistics.median(values)
+        if high > A_LITTLE_MORE or (high > NOTEWORTHY and high > UNEVEN * middle):
+            return True
+        if fitting.doubted(rows) is not None:
+            return True
+    return False
+
+
+def needs_calibration(steps: Sequence[Step]) -> bool:
+    """Whether somebody would be accused or doubted for so little that int8 weights may do it."""
+    bands = bands_of(steps)
+    if max(step.r for step in steps) > bands.suspect:
         return False
-    margin = max(TIME_PASS, 4 * (step.dsigma_noise or 0))
-    if abs(step.dsigma_fit) <= margin or step.dsigma_residual > EXPLAINED:
+    return judge(steps).verdict != "pass"
+
+
+def needs_candidates(steps: Sequence[Step]) -> bool:
+    """Whether steps are so far from the reference that another time or text may explain them.
+
+    A direction that explains them to the last bit needs no other explanation; one that leaves
+    some may itself be the shadow of another text.
+    """
+    bands = bands_of(steps)
+    if max(step.r for step in steps) <= bands.suspect:
         return False
-    # Any error has some share of any direction: a wrong time is a good part of what is off.
-    return 1 - (step.dsigma_residual / step.r) ** 2 >= ALIGNED
-
-
-def _by_pattern(steps: Sequence[Step], values: Sequence[float], shown: str) -> Judgement:
-    """What the spread of r over the steps says."""
-    low, high, middle = values[0], values[-1], statistics.median(values)
-    near = [step for step in steps if step.r <= PASS_MAX]
-    far = [step for step in steps if step.r > SUSPECT]
-    where = ", ".join(str(step.step) for step in sorted(far, key=lambda step: step.step)[:8])
-    if far and near and not _even(values):
-        return Judgement(
-            "step_caching", f"steps {where} are far off while others are at the floor; {shown}"
-        )
-    if high <= SUSPECT and middle <= PASS_MAX:
-        return Judgement("inconclusive", f"between honest and not; replay more steps; {shown}")
-    if _even(values) and high <= 1.5 * FAR and middle <= FAR:
-        return Judgement("low_precision", f"all steps are off alike; {shown}")
-    if low > FAR or middle > FAR:
-        return Judgement("wrong_model", f"far from the reference everywhere; {shown}")
-    if high > EVEN * middle:
-        return Judgement("step_caching", f"steps {where} are much further off; {shown}")
-    return Judgement("low_precision", f"every step is off; {shown}")
-
-
-def _even(values: Sequence[float]) -> bool:
-    """Whether the spread (p90 over p10) is that of one cause."""
-    tenth = max(0, round(0.1 * (len(values) - 1)))
-    return values[len(values) - 1 - tenth] < EVEN * values[tenth]
+    found = [fitting.found(rows, bands.median, bands.most) for rows in by_stream(steps)]
+    return not any(each is not None and each.left() <= TO_THE_BIT for each in found)

@@ -1,7 +1,8 @@
 """Which steps are replayed: some for what they are, the rest by a draw after the clip was made.
 
-The first step and the last are always among them (caches warm up and cool down there), and the
-two that look most like skipped work.  Those choices could be foreseen, the rest cannot.
+The first step and the last are looked at (caches warm up and cool down there), and the two that
+look most like skipped work.  Those choices can be foreseen, by whoever knows this page; the rest
+cannot.  So at least two steps are always drawn, and only those count in the odds (``detection``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,31 @@ import math
 import random
 from collections.abc import Sequence
 
+DRAWN = 2
+ENOUGH = 2  # of fewer, one step tells nothing of the others
+
+
+def foreseen(count: int, wanted: int, ranked: Sequence[int]) -> list[int]:
+    """The steps that are replayed for what they are: first, last, the two most suspicious."""
+    there = [step for step in ranked if 0 <= step < count][:2]
+    return list(dict.fromkeys([0, count - 1, *there]))[: max(0, wanted - DRAWN)]
+
 
 def pick_steps(count: int, wanted: int, ranked: Sequence[int], rng: random.Random) -> list[int]:
-    """The steps to replay: first, last, the two most suspicious, the rest at random."""
+    """The steps to replay, in order: the foreseen ones, and the rest at random."""
     if count <= wanted:
         return list(range(count))
-    forced = list(dict.fromkeys([0, count - 1, *ranked[:2]]))[:wanted]
+    forced = foreseen(count, wanted, ranked)
     others = [step for step in range(count) if step not in forced]
     return sorted(forced + rng.sample(others, wanted - len(forced)))
+
+
+def odds_of(count: int, wanted: int, ranked: Sequence[int]) -> tuple[int, int]:
+    """Of what ``pick_steps`` replays: how many steps are open to the draw, how many are drawn."""
+    if count <= wanted:
+        return count, count
+    forced = len(foreseen(count, wanted, ranked))
+    return count - forced, wanted - forced
 
 
 def ranking(moves: Sequence[float]) -> list[int]:

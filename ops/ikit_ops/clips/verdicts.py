@@ -4,9 +4,11 @@ A clip gets one word: that of the first check that failed.  Everything else that
 evidence beside it.  The order is that of the causes: a dump that is not readable says nothing
 about its arithmetic, and steps that do not chain say nothing about the network.
 
-A sample can miss.  If an engine cheats in ``c`` of ``N`` steps and ``k`` of them are replayed,
-drawn after the clip was made, it is missed with probability C(N-c, k) / C(N, k); several clips
-multiply.  The verdict states these odds, so that "pass" is read as what it is.
+A sample can miss.  Some of the replayed steps can be foreseen (``sampling``); of the ``M`` others
+``k`` are drawn after the clip was made.  An engine that cheats in ``c`` of them is missed with
+probability C(M-c, k) / C(M, k); several clips multiply.  This is the worst place where bad steps
+can lie, for the foreseen ones are seen for certain.  The verdict states these odds, so that
+"pass" is read as what it is.
 """
 
 from __future__ import annotations
@@ -48,7 +50,12 @@ MEANING = {
 }
 NOT_TOLD_APART = (
     "within bf16 noise the check cannot tell int8 weight-only, fp16 or weights that differ by "
-    "1 % from bf16"
+    "1 % from bf16, nor anything else that stays within 1.5 x the floor: of W8A8 with int8 "
+    "activations scaled token by token, that of a part of the layers or of bf16 kernels may"
+)
+FROM_BF16 = (
+    "the memory does not hold the reference in float32: it computed in float32 from bf16 weights "
+    "and a bf16 text, so that more passes: r of 2.0 in the median, and 3.0 at most"
 )
 
 
@@ -113,13 +120,14 @@ def worst(verdicts: Iterable[str]) -> str:
     return min(verdicts, key=VERDICTS.index, default="inconclusive")
 
 
-def detection(replayed: Sequence[tuple[int, int]], cheated: int) -> float:
-    """How likely ``cheated`` bad steps in every clip hit a replayed one; (steps, replayed) each.
+def detection(sampled: Sequence[tuple[int, int]], cheated: int) -> float:
+    """How likely ``cheated`` bad steps in every clip hit a drawn one, wherever they lie.
 
-    Between 0 and 1; 1 when more steps are bad than are left out.
+    ``sampled`` has for each clip the steps that are open to the draw, and how many were drawn.
+    Between 0 and 1; 1 when more steps are bad than the draw leaves out.
     """
     missed = 1.0
-    for steps, seen in replayed:
-        bad = min(cheated, steps)
-        missed *= math.comb(steps - bad, seen) / math.comb(steps, seen)
+    for count, drawn in sampled:
+        bad = min(cheated, count)
+        missed *= math.comb(count - bad, drawn) / math.comb(count, drawn)
     return 1.0 - missed

@@ -1,176 +1,46 @@
-"""Replay: the reference run on recorded steps, by the pipeline's own code.
+"""Replay: the reference run on the sampled steps of a clip, and what its outputs are held to.
 
-Guidance is where pipelines differ and where releases change, so none of it is written again
-here.  The reference is the pipeline itself, started with a steering scheduler (``steering``):
-what it makes is its own output at each of the engine's latents.  A hook on the transformer keeps
-the passes before they are combined, which is what the guidance is fitted on.
+What every clip costs is the reference on the sampled steps, and in bf16 on a few of them (the
+floor).  The rest is asked for by what was found: the derivative by time and the direction of int8
+activations where r gives reason for a second look, the reference with int8 weights before a
+small offset accuses, other times and texts where a step is far off.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ikit_ops.clips.engine import pipelines
-from ikit_ops.clips.engine.steering import Course, Steering
-from ikit_ops.clips.judge import EXPLAINED, PASS_MAX, Candidate, Step, needs_candidates
+from ikit_ops.clips.engine import pipelines, rounding
+from ikit_ops.clips.engine.gauges import Reading, Ruler, cosine, relative
+from ikit_ops.clips.engine.reference import Reference, rescales
+from ikit_ops.clips.engine.steering import Course
+from ikit_ops.clips.engine.suspects import Suspects
+from ikit_ops.clips.fits import Fit
+from ikit_ops.clips.judge import (
+    A_LITTLE_MORE,
+    Candidate,
+    Step,
+    needs_calibration,
+    needs_candidates,
+    suspicious,
+)
+from ikit_ops.clips.modelfree import levels_of
 from ikit_ops.clips.reader import DumpReader
+
+__all__ = ["Reference", "Replay", "Replayed", "rescales"]
 
 DELTA = 1e-3
 FLOOR_STEPS = 4
-TIME_STEPS = 2
-MAX_CANDIDATES = 10
-MAX_TEXT = 20_000
+SECOND_LOOK = 2
+BIAS_STEPS = 3
+LEAST_LEFT = 0.05
 MIN_FLOOR = 1e-4  # a model that bf16 does not disturb would make any rounding look large
 
 Tick = Callable[[str], None]
-
-
-@dataclass
-class Fit:
-    """The output on the reference's passes: scale, common factor (1: no rescale), what is left."""
-
-    scale: float
-    residual: float
-    factor: float = 1.0
-
-    def against(self, own: Fit) -> float:
-        """The ratio to the reference's own fit, of the scale or of the factor: what is off more."""
-        ratios = [self.scale / own.scale, self.factor / own.factor]
-        return max(ratios, key=lambda ratio: abs(ratio - 1))
-
-
-class Reference:
-    """A loaded reference: in float32, and once more in bfloat16 for the floor."""
-
-    def __init__(self, folder: Any, device: str, recipe: Mapping[str, Any]) -> None:
-        self.recipe = recipe
-        self.device = device
-        self.pipe = pipelines.load(folder, torch.float32, device)
-        self.rough = pipelines.load(folder, torch.bfloat16, device)
-        self.kind = pipelines.family(self.pipe)
-        self.passes = 0
-
-    def identity(self) -> dict[str, Any]:
-        """What was run: the pipeline, its version, the dtypes."""
-        import diffusers
-
-        return {"pipeline": self.kind.pipeline, "diffusers": diffusers.__version__}
-
-    def run(
-        self,
-        pipe: Any,
-        request: Mapping[str, Any],
-        course: Course,
-        **changed: Any,
-    ) -> Course:
-        """Run the pipeline along a course; the outputs and the passes stay in it."""
-        arguments = {**pipelines.arguments(pipe, request, self.recipe), **changed}
-        pack = pipelines.packers(pipe)
-        course.x = {
-            name: [pack[name](x.to(self.device).float()) for x in each]
-            for name, each in course.x.items()
-        }
-        own = pipe.scheduler
-
-        def keep(_module: Any, _args: Any, output: Any) -> None:
-            at = len(course.outs.get("video", ()))
-            while len(course.calls) <= at:
-                course.calls.append([])
-            course.calls[at].append(tuple(part.detach().float() for part in output))
-            self.passes += int(output[0].shape[0])
-
-        models = [pipe.transformer, getattr(pipe, "transformer_2", None)]
-        handles = [each.register_forward_hook(keep) for each in models if each is not None]
-        pipe.scheduler = Steering.of(own, course)
-        pipe.prepare_latents = lambda *_, **__: course.x["video"][0]
-        if "audio" in course.x:
-            pipe.prepare_audio_latents = lambda *_, **__: course.x["audio"][0]
-        try:
-            with torch.no_grad():
-                pipe(**arguments, output_type="latent")
-        finally:
-            for handle in handles:
-                handle.remove()
-            pipe.scheduler = own
-            del pipe.prepare_latents
-            if "audio" in course.x:
-                del pipe.prepare_audio_latents
-        return course
-
-    def guidance(self, calls: Sequence[tuple[torch.Tensor, ...]], stream: int) -> Any:
-        """The conditional pass, and the differences that guidance adds multiples of; or None."""
-        first = calls[0][stream]
-        if self.kind.pipeline == "WanPipeline":
-            if len(calls) < 2:
-                return None
-            conditional, unconditional, others = first, calls[1][stream], calls[2:]
-        else:
-            if first.shape[0] != 2:
-                return None
-            unconditional, conditional = first.chunk(2)
-            others = calls[1:]
-        return conditional, [
-            conditional - each for each in (unconditional, *(o[stream] for o in others))
-        ]
-
-    def fit(
-        self,
-        out: torch.Tensor,
-        calls: Sequence[tuple[torch.Tensor, ...]],
-        stream: int,
-        x: torch.Tensor,
-        sigma: float,
-        rescaled: bool,
-    ) -> Fit | None:
-        """The guidance scale that an output shows on the reference's passes.
-
-        LTX-2 combines its passes as estimates of x0, the others as velocities; the differences
-        are the same but for a factor.  A rescale multiplies everything by one number, which is
-        then fitted too.
-        """
-        found = self.guidance(calls, stream)
-        if found is None:
-            return None
-        base, differences = found
-        if self.kind.x0_space:
-            base, target = x - sigma * base, x - sigma * out
-            differences = [-sigma * each for each in differences]
-        else:
-            target = out
-        columns = [base, *differences] if rescaled else differences
-        wanted = target if rescaled else target - base
-        matrix = torch.stack([each.flatten().double() for each in columns], dim=1)
-        vector = wanted.flatten().double()
-        if float(differences[0].norm()) == 0:
-            return None
-        solved = torch.linalg.lstsq(matrix, vector[:, None]).solution.flatten()
-        rest = float((vector - matrix @ solved).norm())
-        if self.kind.x0_space:
-            rest /= sigma
-        factor = float(solved[0]) if rescaled else 1.0
-        share = float(solved[1 if rescaled else 0])
-        return Fit(1 + share / factor if factor else 1e9, rest, factor)
-
-
-def rescales(pipe: Any, request: Mapping[str, Any], recipe: Mapping[str, Any], stream: str) -> bool:
-    """Whether the pipeline rescales the guided output of a stream under this recipe."""
-    import inspect
-
-    given = pipelines.arguments(pipe, request, recipe)
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    name = "audio_guidance_rescale" if stream == "audio" else "guidance_rescale"
-    if name not in parameters:
-        return False
-    value = given.get(name, parameters[name].default)
-    if value is None and stream == "audio":
-        return rescales(pipe, request, recipe, "video")
-    return bool(value)
+Place = tuple[str, int]  # a stream, and the row of a sampled step
 
 
 @dataclass
@@ -192,25 +62,28 @@ class Replay:
     ) -> None:  # fmt: skip
         self.reference, self.reader, self.request = reference, reader, request
         self.picked, self.tick = list(picked), tick
-        sigmas, after = reader.sigmas()
-        self.sigmas = sigmas
-        self.levels = [sigmas[step] for step in self.picked]
-        self.after = [after[step] for step in self.picked]
+        self.rows = range(len(self.picked))
+        self.sigmas, self.after = levels_of(reader, reader.streams[0])
+        self.levels = [self.sigmas[step] for step in self.picked]
         self.streams = reader.streams
-        pack = pipelines.packers(reference.pipe)
+        self.pack = pipelines.packers(reference.pipe)
         self.outs = {
-            name: [
-                pack[name](reader.get(f"step.{step}.{name}.out").to(reference.device).float())
-                for step in self.picked
-            ]
-            for name in self.streams
+            name: [self._recorded(step, name) for step in self.picked] for name in self.streams
         }
+        self.floor: dict[str, list[float]] = {}
+        self.rulers: dict[Place, Ruler] = {}
+        self.rough: dict[Place, Any] = {}
+        self.biased: list[dict[Place, Any]] = []
+
+    def _recorded(self, step: int, name: str) -> Any:
+        kept = self.reader.get(f"step.{step}.{name}.out")
+        return self.pack[name](kept.to(self.reference.device).float())
 
     def course(
         self, rows: Sequence[int] | None = None, times: Sequence[float] | None = None
     ) -> Course:
-        """A course over some of the picked steps (by their row), perhaps at other times."""
-        rows = range(len(self.picked)) if rows is None else rows
+        """A course over some of the sampled steps (by their row), perhaps at other times."""
+        rows = self.rows if rows is None else rows
         levels = [self.levels[row] for row in rows]
         x = {
             name: [self.reader.get(f"step.{self.picked[row]}.{name}.x") for row in rows]
@@ -219,256 +92,212 @@ class Replay:
         return Course(x, levels, list(levels if times is None else times))
 
     def run(self, others: Sequence[Mapping[str, Any]] = ()) -> Replayed:
-        """Replay, measure the floor, fit, and try what may explain it.
+        """Replay, measure the floor, and look further where there is reason.
 
         ``others`` are requests of other clips, whose prompts an engine may have mixed up.
         """
         reference = self.reference
         self.tick("reference")
-        exact = reference.run(reference.pipe, self.request, self.course())
+        exact = self.exact = reference.run(self.request, self.course())
         if not all(bool(out.isfinite().all()) for outs in exact.outs.values() for out in outs):
             raise ValueError("the reference gives no finite output at these latents")
-        apart = [self._apart(row, exact) for row in range(len(self.picked))]
-        floors = self._floors(exact, apart)
-        self.floor = {
-            name: [self._floor(name, row, exact, floors) for row in range(len(self.picked))]
-            for name in self.streams
-        }
-        times = self._times(exact, apart)
-        steps = [
-            self._step(row, name, exact, floors, times)
-            for row in range(len(self.picked))
-            for name in self.streams
-        ]
-        steps = with_noise(steps)
+        self._measure_floor(exact)
+        self._rule(exact)
+        steps = self._steps(exact)
+        if suspicious(steps):
+            self._look_again(exact, steps)
+            steps = self._steps(exact)
+        if needs_calibration(steps):
+            self._calibrate()
+            steps = self._steps(exact)
         candidates: list[Candidate] = []
         if needs_candidates(steps):
-            candidates = self._candidates(steps, others)
-        return Replayed(
-            steps, candidates, exact.schedule, pipelines.shapes(reference.pipe, self.request)
-        )
+            candidates = Suspects(self, steps, others).candidates()
+        shapes = pipelines.shapes(reference.pipe, self.request)
+        return Replayed(steps, candidates, exact.schedule, shapes)
 
-    def _apart(self, row: int, exact: Course) -> float:
-        """The largest relative distance over the streams."""
-        return max(_relative(self.outs[n][row], exact.outs[n][row]) for n in self.streams)
+    # --- the floor -------------------------------------------------------------------
 
-    def _floors(self, exact: Course, apart: Sequence[float]) -> dict[str, list[Any]]:
-        """For each stream and row, the bf16 run's output; None where it is interpolated.
-
-        Measured where the engine is furthest off, and at both ends; between them it is smooth.
-        """
-        count = len(self.picked)
-        first = [0, count - 1, *_largest(apart, count)]
-        rows = sorted(list(dict.fromkeys(first))[:FLOOR_STEPS])
+    def _measure_floor(self, exact: Course) -> None:
+        """Run bf16 where the engine is furthest off, and at both ends; between it is smooth."""
+        apart = [
+            max(relative(self.outs[n][row], exact.outs[n][row]) for n in self.streams)
+            for row in self.rows
+        ]
+        first = [0, len(self.rows) - 1, *_largest(apart, len(self.rows))]
         self.tick("bf16 floor")
-        made = self.reference.run(self.reference.rough, self.request, self.course(rows))
-        found: dict[str, list[Any]] = {}
-        for name in self.streams:
-            found[name] = [None] * count
-            for place, row in enumerate(rows):
-                found[name][row] = made.outs[name][place]
+        self._run_rough(exact, sorted(list(dict.fromkeys(first))[:FLOOR_STEPS]))
         doubtful = [
             row
-            for row in range(count)
+            for row in self.rows
             if any(
-                found[n][row] is None
-                and _relative(self.outs[n][row], exact.outs[n][row])
-                > 1.2 * self._floor(n, row, exact, found)
+                (n, row) not in self.rough
+                and relative(self.outs[n][row], exact.outs[n][row]) > 1.2 * self.floor[n][row]
                 for n in self.streams
             )
         ]
         if doubtful:
-            again = self.reference.run(self.reference.rough, self.request, self.course(doubtful))
-            for name in self.streams:
-                for place, row in enumerate(doubtful):
-                    found[name][row] = again.outs[name][place]
-        return found
+            self._run_rough(exact, doubtful)
 
-    def _floor(self, name: str, row: int, exact: Course, rough: Mapping[str, list[Any]]) -> float:
+    def _run_rough(self, exact: Course, rows: Sequence[int]) -> None:
+        made = self.reference.run_rough(self.request, self.course(rows))
+        for name in self.streams:
+            for place, row in enumerate(rows):
+                self.rough[name, row] = made.outs[name][place]
+        self.floor = {
+            name: [self._floor(name, row, exact) for row in self.rows] for name in self.streams
+        }
+
+    def _floor(self, name: str, row: int, exact: Course) -> float:
         """The bf16 floor of a row, relative; between measured rows by their distance in sigma."""
-        known = [
-            (self.levels[n], _relative(out, exact.outs[name][n]))
-            for n, out in enumerate(rough[name])
-            if out is not None
-        ]
-        if rough[name][row] is not None:
-            return max(MIN_FLOOR, _relative(rough[name][row], exact.outs[name][row]))
-        level = self.levels[row]
-        above = min((k for k in known if k[0] >= level), key=lambda k: k[0], default=known[0])
-        below = max((k for k in known if k[0] <= level), key=lambda k: k[0], default=known[-1])
+        known = {
+            n: relative(self.rough[name, n], exact.outs[name][n])
+            for n in self.rows
+            if (name, n) in self.rough
+        }
+        if row in known:
+            return max(MIN_FLOOR, known[row])
+        pairs, level = [(self.levels[n], known[n]) for n in known], self.levels[row]
+        above = min((k for k in pairs if k[0] >= level), key=lambda k: k[0], default=pairs[0])
+        below = max((k for k in pairs if k[0] <= level), key=lambda k: k[0], default=pairs[-1])
         if above[0] == below[0]:
             return max(MIN_FLOOR, above[1])
-        share = (level - below[0]) / (above[0] - below[0])
-        return max(MIN_FLOOR, below[1] + share * (above[1] - below[1]))
+        part = (level - below[0]) / (above[0] - below[0])
+        return max(MIN_FLOOR, below[1] + part * (above[1] - below[1]))
 
-    def _times(self, exact: Course, apart: Sequence[float]) -> dict[str, dict[int, torch.Tensor]]:
-        """The derivative of the output by the model's time, at the rows that are furthest off."""
-        worth = [
-            apart[row] / max(self.floor[n][row] for n in self.streams)
-            for row in range(len(self.picked))
-        ]
-        rows = sorted(_largest(worth, TIME_STEPS))
-        times = [self.levels[row] - DELTA for row in rows]
+    # --- directions ------------------------------------------------------------------
+
+    def _rule(self, exact: Course) -> None:
+        """A ruler for every step and stream: guidance, size, and the output of the step before."""
+        reference = self.reference
+        for stream, name in enumerate(self.streams):
+            rescaled = rescales(reference.pipe, self.request, reference.recipe, name)
+            for row in self.rows:
+                wanted = exact.outs[name][row]
+                passes = reference.passes_at(exact, row, name, stream, rescaled)
+                size = self.floor[name][row] * float(wanted.double().norm())
+                ruler = Ruler(wanted, size or 1.0, passes)
+                if self.picked[row]:
+                    before = self._recorded(self.picked[row] - 1, name)
+                    ruler.add("previous", before - wanted)
+                self.rulers[name, row] = ruler
+
+    def _look_again(self, exact: Course, steps: Sequence[Step]) -> None:
+        """At the worst steps: the derivative by time, and what int8 activations would do."""
+        worth = [max(s.r for s in steps if s.step == step) for step in self.picked]
+        rows = sorted(_largest(worth, SECOND_LOOK))
         self.tick("time derivative")
-        moved = self.reference.run(self.reference.pipe, self.request, self.course(rows, times))
-        return {
-            name: {
-                row: (exact.outs[name][row] - moved.outs[name][place]) / DELTA
-                for place, row in enumerate(rows)
-            }
+        earlier = [self.levels[row] - DELTA for row in rows]
+        moved = self.reference.run(self.request, self.course(rows, earlier))
+        weights = self._int8_weights(rows, by_rows=True)
+        self.tick("int8 activations")
+        models = self.reference.models
+        with rounding.int8_weights(models, True), rounding.int8_activations(models):
+            both = self.reference.run(self.request, self.course(rows))
+        for name in self.streams:
+            for place, row in enumerate(rows):
+                ruler, wanted = self.rulers[name, row], exact.outs[name][row]
+                ruler.add("time", (wanted - moved.outs[name][place]) / DELTA)
+                ruler.add("int8", both.outs[name][place] - weights[name, row])
+
+    def _calibrate(self) -> None:
+        """Run the reference with int8 weights, by rows and by tensors: what is honest there."""
+        known = sorted({row for _, row in self.rough})
+        looked = [row for row in known if "time" in self.rulers[self.streams[0], row].directions]
+        rows = sorted([*looked, *(row for row in known if row not in looked)][:BIAS_STEPS])
+        done = {row for each in self.biased for _, row in each}
+        if rest := [row for row in rows if row not in done]:
+            self._int8_weights(rest, by_rows=True)
+        self._int8_weights(rows, by_rows=False)
+
+    def _int8_weights(self, rows: Sequence[int], by_rows: bool) -> dict[Place, Any]:
+        """The outputs of the reference with its weights in int8."""
+        self.tick("int8 weights")
+        with rounding.int8_weights(self.reference.models, by_rows):
+            made = self.reference.run(self.request, self.course(rows))
+        found = {
+            (name, row): made.outs[name][place]
             for name in self.streams
+            for place, row in enumerate(rows)
         }
-
-    def _step(
-        self, row: int, name: str, exact: Course, floors: Mapping[str, list[Any]],
-        times: Mapping[str, Mapping[int, torch.Tensor]],
-    ) -> Step:  # fmt: skip
-        out, wanted = self.outs[name][row], exact.outs[name][row]
-        relative, floor = _relative(out, wanted), self.floor[name][row]
-        size = float(wanted.norm())
-        made: dict[str, Any] = self._guidance(row, name, exact, floors, floor * size)
-        slope = times[name].get(row)
-        if slope is not None:
-            fitted, rest = _project(out - wanted, slope)
-            rough = floors[name][row]
-            noise = None if rough is None else abs(_project(rough - wanted, slope)[0])
-            made |= {
-                "dsigma_fit": fitted, "dsigma_noise": noise,
-                "dsigma_residual": rest / (floor * size),
-            }  # fmt: skip
-        return Step(name, self.picked[row], relative / floor, relative, _cosine(out, wanted), floor,
-                    **made)  # fmt: skip
-
-    def _guidance(
-        self, row: int, name: str, exact: Course, floors: Mapping[str, list[Any]], unit: float
-    ) -> dict[str, Any]:
-        reference, stream = self.reference, self.streams.index(name)
-        rescaled = rescales(reference.pipe, self.request, reference.recipe, name)
-
-        def fit(out: torch.Tensor, free: bool = rescaled) -> Fit | None:
-            return reference.fit(
-                out, exact.calls[row], stream, exact.x[name][row], self.levels[row], free
-            )
-
-        own, seen = fit(exact.outs[name][row]), fit(self.outs[name][row])
-        if own is None or seen is None or not own.scale or not own.factor:
-            return {}
-        if not rescaled and seen.residual / unit > EXPLAINED:
-            loose = fit(self.outs[name][row], True)  # a rescale that nobody asked for?
-            seen = loose if loose is not None and loose.residual / unit <= EXPLAINED else seen
-        rough = floors[name][row]
-        noisy = None if rough is None else fit(rough)
-        return {
-            "guidance_fit": seen.scale,
-            "guidance_ratio": seen.against(own),
-            "guidance_noise": None if noisy is None else abs(noisy.against(own) - 1),
-            "guidance_residual": seen.residual / unit,
-        }
-
-    def _candidates(
-        self, steps: Sequence[Step], others: Sequence[Mapping[str, Any]]
-    ) -> list[Candidate]:
-        """Other times and texts, each on the first and the last step that are off."""
-        off = {step.step for step in steps if step.r > PASS_MAX}
-        far = [row for row, step in enumerate(self.picked) if step in off] or [0]
-        rows = sorted({far[0], far[-1]})
-        tried: list[Candidate] = []
-
-        def attempt(
-            verdict: str, what: str, times: Sequence[float] | None = None, **changed: Any
-        ) -> None:
-            self.tick(f"trying {what}")
-            course = self.course(rows, times)
-            made = self.reference.run(self.reference.pipe, self.request, course, **changed)
-            values = []
-            for name in self.streams:
-                for place, row in enumerate(rows):
-                    wanted = made.outs[name][place]
-                    values.append(_relative(self.outs[name][row], wanted) / self.floor[name][row])
-            tried.append(Candidate(verdict, what, max(values)))
-
-        attempt("timestep", "the model's time being sigma_next",
-                [max(self.after[row], 0.0) for row in rows])  # fmt: skip
-        if all(self.picked[row] for row in rows):
-            before = [self.sigmas[self.picked[row] - 1] for row in rows]
-            attempt("timestep", "the model's time being that of the step before", before)
-        negative = self.reference.recipe.get("negative_prompt") or ""
-        if negative:
-            attempt("conditioning", "an empty negative prompt", negative_prompt="")
-        if declared := self._declared():
-            attempt("conditioning", "the recipe that the dump itself names", **declared)
-        attempt("conditioning", "prompt and negative prompt exchanged",
-                prompt=negative, negative_prompt=self.request["prompt"])  # fmt: skip
-        attempt("conditioning", "an empty prompt", prompt="")
-        seen = {self.request["prompt"], negative, ""}
-        for other in others:
-            prompt = other.get("prompt")
-            if len(tried) < MAX_CANDIDATES and isinstance(prompt, str) and prompt not in seen:
-                seen.add(prompt)
-                attempt("conditioning", "the prompt of another request", prompt=prompt)
-        return tried
-
-    def _declared(self) -> dict[str, Any]:
-        """What of the text the dump's own recipe says otherwise than ours."""
-        try:
-            told = json.loads(self.reader.meta.get("recipe", ""))
-        except (ValueError, RecursionError):
-            return {}
-        found: dict[str, Any] = {}
-        own = self.reference.recipe
-        if isinstance(told, dict):
-            negative, length = told.get("negative_prompt"), told.get("max_sequence_length")
-            if (
-                isinstance(negative, str)
-                and len(negative) <= MAX_TEXT
-                and negative != (own.get("negative_prompt") or "")
-            ):
-                found["negative_prompt"] = negative
-            if (
-                type(length) is int
-                and 0 < length <= 4096
-                and length != own.get("max_sequence_length")
-            ):
-                found["max_sequence_length"] = length
+        self.biased.append(found)
         return found
 
+    def _usual(self, name: str, outs: Sequence[Mapping[Place, Any]]) -> dict[str, float]:
+        """By direction, how much outputs of a stream hold, in units of what pure chance gives."""
+        shares: dict[str, list[float]] = {}
+        for each in outs:
+            for (stream, row), out in each.items():
+                if stream == name:
+                    for key, reading in self.rulers[name, row].read(out).items():
+                        part = reading.off / self._chance(name, row, reading)
+                        shares.setdefault(key, []).append(part * part)
+        return {key: math.sqrt(sum(parts) / len(parts)) for key, parts in shares.items()}
 
-def with_noise(steps: Sequence[Step]) -> list[Step]:
-    """The steps, each with at least the usual noise of its stream's guidance fits.
+    def _chance(self, name: str, row: int, reading: Reading) -> float:
+        """What an error of the floor's size that points nowhere puts into a direction."""
+        return max(1e-12, reading.deviation / math.sqrt(self.rulers[name, row].numbers))
 
-    One bf16 run is one sample of the noise, and rows without one have none; the root mean square
-    over the stream's measured rows is what a single row may show.
+    def _usual_weights(self, name: str, exact: Course) -> float:
+        """How far int8 weights move a stream's outputs, in floors (root mean square)."""
+        found = [
+            relative(out, exact.outs[name][row]) / self.floor[name][row]
+            for each in self.biased
+            for (stream, row), out in each.items()
+            if stream == name
+        ]
+        return max(1e-3, math.sqrt(sum(r * r for r in found) / len(found))) if found else 1.0
+
+    # --- what it comes to ------------------------------------------------------------
+
+    def _steps(self, exact: Course) -> list[Step]:
+        noise = {name: self._usual(name, [self.rough]) for name in self.streams}
+        bias = {name: self._usual(name, self.biased) for name in self.streams}
+        return [
+            self._step(row, name, exact, noise[name], bias[name])
+            for row in self.rows
+            for name in self.streams
+        ]
+
+    def _step(
+        self, row: int, name: str, exact: Course, noise: Mapping[str, float],
+        bias: Mapping[str, float],
+    ) -> Step:  # fmt: skip
+        out, wanted, ruler = self.outs[name][row], exact.outs[name][row], self.rulers[name, row]
+        far, floor = relative(out, wanted), self.floor[name][row]
+        biased = [each[name, row] for each in self.biased if (name, row) in each]
+        weights = [relative(each, wanted) / floor for each in biased]
+        readings = ruler.read(out)
+        usual = self._usual_weights(name, exact)
+        found = {}
+        for key, reading in readings.items():
+            # Whatever is left without the direction is what can have put something into it.
+            left = max(LEAST_LEFT, reading.rest)
+            chance = self._chance(name, row, reading)
+            found[key] = Fit(
+                off=reading.off,
+                residual=reading.rest,
+                noise=chance * left * max(1.0, noise.get(key, 1.0)),
+                bias=chance * bias[key] * weight_part(left, usual) if key in bias else None,
+            )
+        return Step(
+            stream=name, step=self.picked[row], r=far / floor, rel_l2=far,
+            cosine=cosine(out, wanted), floor=floor, guidance_fit=ruler.guidance(out),
+            dsigma_fit=readings["time"].off if "time" in readings else None, fits=found,
+            numbers=ruler.numbers, exact=self.reference.exact,
+            int8_weights=max(weights, default=None), unseen=ruler.unseen,
+        )  # fmt: skip
+
+
+def weight_part(left: float, usual: float) -> float:
+    """How much of what int8 weights do an error of size ``left`` may hold.
+
+    ``usual`` is the size of what they do.  As much as they do, where bf16 beside them explains
+    the error; less of a smaller error, and more of a larger one.
     """
-    made = []
-    for step in steps:
-        known = [s.guidance_noise for s in steps
-                 if s.stream == step.stream and s.guidance_noise is not None]  # fmt: skip
-        usual = math.sqrt(sum(n * n for n in known) / len(known)) if known else None
-        if usual is not None and step.guidance_ratio is not None:
-            step = replace(step, guidance_noise=max(step.guidance_noise or 0.0, usual))
-        made.append(step)
-    return made
+    both = math.hypot(A_LITTLE_MORE, usual)
+    return min(1.0, left / usual) if left <= both else left / both
 
 
 def _largest(values: Sequence[float], count: int) -> list[int]:
     return sorted(range(len(values)), key=lambda row: -values[row])[:count]
-
-
-def _relative(one: torch.Tensor, wanted: torch.Tensor) -> float:
-    size = float(wanted.double().norm())
-    gap = float((one.double() - wanted.double()).norm())
-    return gap / size if size else (0.0 if gap == 0 else 1e9)
-
-
-def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    a, b = one.flatten().double(), other.flatten().double()
-    sizes = float(a.norm() * b.norm())
-    return float(a @ b) / sizes if sizes else 0.0
-
-
-def _project(rest: torch.Tensor, direction: torch.Tensor) -> tuple[float, float]:
-    """The share of a direction in a difference, and the size of what is left."""
-    a, b = rest.flatten().double(), direction.flatten().double()
-    length = float(b @ b)
-    share = float(a @ b) / length if length else 0.0
-    return share, float((a - share * b).norm())
