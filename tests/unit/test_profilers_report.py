@@ -87,7 +87,7 @@ def test_gaps_of_several_devices_are_put_together() -> None:
         ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>", "attention"),
         ("void vllm::rms_norm_kernel<c10::BFloat16>(c10::BFloat16*)", "norm"),
         ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>", "norm"),
-        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "other"),
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "norm"),
         ("fused_moe_kernel", "moe"),
         ("void vllm::moe::topkGatingSoftmax<float, 8, 128>", "moe"),
         ("void mul_mat_id<float>(float*)", "moe"),
