@@ -1,8 +1,10 @@
 """Kernel tables and traces: CPU time and memory beside a floor and beside ``json.load``.
 
-An export of 5 million kernel rows, and a trace of 500 MB, are made once in a temporary folder;
-each reader runs in a process of its own, whose CPU time and peak memory are measured.  SQL's own
-GROUP BY (by name id; by name, grid and block) is the floor of a table, ``json.load`` of a trace.
+Exports of 5 million kernel rows (in order; of eight GPUs; with 3 million copies; out of order), and
+a trace of 500 MB, are made in a temporary folder; each reader runs in a process of its own, whose
+CPU time and peak memory are measured.  SQL's own GROUP BY (by name id; by name, grid and block) is
+the floor of a table, ``json.load`` of a trace.  The whole operation is ``ikit profile-import``:
+beside the reading it starts, hashes the file, and writes the record.
 
     python tests/bench/bench_profiles.py [ROWS [MEGABYTES]]
 """
@@ -15,6 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
@@ -22,7 +25,7 @@ KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 SHAPE = "gridX, gridY, gridZ, blockX, blockY, blockZ"
 _HEAD = "import sys, time, resource\nfrom pathlib import Path\npath = Path(sys.argv[1])\n"
 _TAIL = (
-    "\nused = resource.getrusage(resource.RUSAGE_SELF)\n"
+    "\nused = resource.getrusage(resource.{whose})\n"
     "print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)\n"
 )
 _SUMS = "count(*), sum(end - start), min(end - start), max(end - start)"
@@ -31,6 +34,14 @@ _READ = (
     "from ikit_ops.profilers.limits import Reading\n"
     "capture = formats.read(Reading(path), formats.detect(Reading(path)))\n"
     "assert capture.kernel_rows()"
+)
+_OPERATION = (
+    "import os, subprocess, tempfile\n"
+    "with tempfile.TemporaryDirectory() as home:\n"
+    "    ikit = Path(sys.executable).with_name('ikit')\n"
+    "    command = [ikit, 'profile-import', '--json', path]\n"
+    "    subprocess.run(command, env={**os.environ, 'IKIT_HOME': home}, check=True,\n"
+    "                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
 )
 _SQL = (
     "import sqlite3\n"
@@ -43,11 +54,26 @@ TABLES = {
         columns=f"demangledName, {SHAPE}", sums=_SUMS, table=KERNELS
     ),
     "ikit: table, gaps, busy share, timeline": _READ,
+    "ikit: the whole operation": _OPERATION,
 }
 TRACES = {
     "json.load": "import json\njson.load(path.open(encoding='utf-8'))",
     "ikit: table, gaps, busy share, timeline": _READ,
+    "ikit: the whole operation": _OPERATION,
 }
+COPIES = (
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, "
+    "contextId INTEGER, streamId INTEGER, correlationId INTEGER, bytes INTEGER, copyKind INTEGER)",
+    "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY SELECT end + 10, end + 400, deviceId, contextId, "
+    f"streamId, correlationId, 4096, 1 + rowid % 2 FROM {KERNELS} WHERE rowid % 5 < 3",
+)
+CHANGES = {
+    "of one GPU, in order": (),
+    "of eight GPUs": (f"UPDATE {KERNELS} SET deviceId = rowid % 8",),
+    "and three copies for five kernels": COPIES,
+    "out of order": (f"UPDATE {KERNELS} SET start = start - 40000 WHERE rowid % 1000 = 0",),
+}
+"""What is done to an export before it is read."""
 
 
 def write_export(path: Path, rows: int) -> None:
@@ -95,6 +121,16 @@ def write_export(path: Path, rows: int) -> None:
     source.close()
 
 
+def change(path: Path, statements: Sequence[str]) -> None:
+    """Carry out statements on an export."""
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA synchronous = OFF")
+    for statement in statements:
+        database.execute(statement)
+    database.commit()
+    database.close()
+
+
 def write_trace(path: Path, megabytes: int) -> None:
     """A trace of the real sample's events, again and again at later times."""
     whole = json.loads((DATA / "torch_cuda_trace.json").read_text(encoding="utf-8"))
@@ -123,8 +159,9 @@ def write_trace(path: Path, megabytes: int) -> None:
 
 def measured(code: str, path: Path) -> tuple[float, float]:
     """CPU seconds and peak MB of the code in a process of its own."""
+    tail = _TAIL.format(whose="RUSAGE_CHILDREN" if code is _OPERATION else "RUSAGE_SELF")
     done = subprocess.run(
-        [sys.executable, "-c", _HEAD + code + _TAIL, str(path)],
+        [sys.executable, "-c", _HEAD + code + tail, str(path)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     seconds, megabytes = done.stdout.split()
@@ -147,9 +184,11 @@ def main() -> None:
     megabytes = int(sys.argv[2]) if len(sys.argv) > 2 else 500
     with tempfile.TemporaryDirectory() as folder:
         export, trace = Path(folder) / "export.sqlite", Path(folder) / "trace.json"
-        write_export(export, rows)
-        table(f"{rows:,} kernel rows of an Nsight Systems export", export, TABLES)
-        export.unlink()
+        for title, statements in CHANGES.items():
+            write_export(export, rows)
+            change(export, statements)
+            table(f"{rows:,} kernel rows of an Nsight Systems export, {title}", export, TABLES)
+            export.unlink()
         write_trace(trace, megabytes)
         table("A torch trace", trace, TRACES)
 
