@@ -109,7 +109,8 @@ def regular_file(path: str) -> Path:
 def open_bytes(reading: Reading) -> io.BufferedIOBase:
     """The file's bytes, unpacked where it is gzip; reading past the bound is Damaged."""
     raw = _Hashed(_regular(reading.path), reading)
-    packed = os.pread(raw.file.fileno(), len(GZIP_MAGIC), 0) == GZIP_MAGIC
+    packed = raw.file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    raw.file.seek(0)
     return _Bounded(_Unpacking(raw) if packed else raw, reading, raw)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -197,6 +198,8 @@ def free_bytes(device: str) -> int | None:
     """The memory that a device has left, in bytes; None where it does not tell."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
+    if sys.platform != "linux":
+        return None
     try:
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
