@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers.example import write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_caller_s_key() -> Iterator[None]:
+    """What a caller named as a key stays a secret of the process: here, of one test."""
+    yield
+    os.environ.pop("IKIT_CALLER_KEY", None)
 
 
 @pytest.fixture

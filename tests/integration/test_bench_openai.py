@@ -207,7 +207,6 @@ def test_a_redirect_gets_neither_the_request_nor_the_key(
         with pytest.raises(OpError, match="not followed"):
             bench(tmp_path, server, api_key_env="SOME_VARIABLE")
         assert server.requests and other.requests == []
-    monkeypatch.delenv("IKIT_CALLER_KEY", raising=False)
 
 
 def test_a_key_for_another_host_is_refused_before_anything_is_sent(
@@ -305,7 +304,6 @@ def test_a_real_server_takes_ids_counts_them_and_wants_its_key(
     record = run_here(
         tmp_path, model="tiny", url=llama_server, api_key_env="SOME_VARIABLE", **SMALL
     )
-    monkeypatch.delenv("IKIT_CALLER_KEY")
     for row in record.get("data", "rounds"):
         assert (row["gen_tokens"], row["prompt_tokens"]) == (16, 32)
     assert record.get("data", "notes")[0] == "prompts were sent as token ids"
