@@ -241,9 +241,7 @@ def test_a_guidance_without_effect_is_said_to_be_unproven() -> None:
     assert "stg without effect, and so not proven" in found.detail
 
 
-def timed(
-    r: float, dsigma: float, residual: float, number: int, bias: float | None = 1e-4
-) -> Step:
+def timed(r: float, dsigma: float, residual: float, number: int, bias: float | None = 1e-4) -> Step:
     return step(r, number, dsigma_fit=dsigma, fits={"time": Fit(dsigma, residual, 1e-4, bias)})
 
 
