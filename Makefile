@@ -72,7 +72,8 @@ clips: $(VENV)/dev
 	  IKIT_TEST_CLIPS=1 $(BIN)/pytest --timeout 300 $(PYTEST_ARGS) tests/integration/test_clip_engines.py; \
 	  IKIT_TEST_CLIPS=inside OMP_NUM_THREADS=1 $$python -m pytest --timeout 300 \
 	    -o filterwarnings=default $(PYTEST_ARGS) tests/integration/test_clip_replay.py \
-	    tests/integration/test_clip_making.py; \
+	    tests/integration/test_clip_words.py tests/integration/test_clip_making.py \
+	    tests/integration/test_clip_pixels.py; \
 	  IKIT_PYTHONS=$$python $(BIN)/python agent_examples/04_faster_video_engine/main.py; \
 	elif [ $$? -ne 3 ]; then exit 1; fi
 

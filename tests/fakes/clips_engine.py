@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,26 +83,50 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cfg x1.1": {"guidance factor": 1.1},
     "no cfg": {"guidance factor": 1 / 3},
     "dropped negative": {"negative_prompt": ""},
+    "other negative": {"negative_prompt": "gold kite falls fast"},
     "stale prompt": {"prompt": "gold kite falls"},
+    "cut prompt": {"prompt": "red kite rise"},
+    "short texts": {"max_sequence_length": 8},
     "rescaled": {"guidance_rescale": 0.7},
+    "modality off": {"modality_scale": 1.0},
+    "modality x1.1": {"modality_scale": 2.2},
+    "stg off": {"stg_scale": 0.0},
+    "audio cfg x1.1": {"audio_guidance_scale": 5.5},
 }
 
-HONEST = ("fp32", "separate passes", "int8 weights", "bf16", "fp16", "bf16 latents")
+HONEST = (
+    "fp32", "separate passes", "int8 weights", "bf16", "fp16", "bf16 latents", "autocast",
+    "int8 per tensor", "int8 per tensor in bf16", "int8 weights in bf16", "q8_0", "q8_0 in bf16",
+)  # fmt: skip
 DISHONEST = {
     "reuse 2": "step_reuse", "reuse 3": "step_reuse", "one reused": "step_reuse",
     "cfg x1.02": "guidance", "cfg x1.1": "guidance", "no cfg": "guidance",
     "cfg off late": "guidance", "dropped negative": "conditioning",
     "stale prompt": "conditioning", "skipped block": "wrong_model", "sigma_next": "timestep",
-    "w8a8": "low_precision", "fp8": "low_precision", "int4": "low_precision",
-    "rescaled": "guidance", "time before": "timestep", "w8a8 and cache": "step_reuse",
-    "wrong seed": "noise", "first block cache": "step_caching", "uncond cached": "step_caching",
-    "extrapolated": "step_reuse",
+    "w8a8": "low_precision", "w8a8 by tokens": "low_precision", "fp8": "low_precision",
+    "fp8 e5m2": "low_precision", "int4": "low_precision", "int4 by rows": "low_precision",
+    "w4a8": "low_precision", "rescaled": "guidance", "time before": "timestep",
+    "w8a8 and cache": "step_reuse", "wrong seed": "noise", "first block cache": "step_caching",
+    "uncond cached": "step_caching", "extrapolated": "step_reuse",
+    "time +5": "timestep", "time +20": "timestep", "time +50": "timestep", "time -20": "timestep",
+    "time of the middle": "timestep", "unshifted time": "timestep",
+    "other negative": "conditioning", "cut prompt": "conditioning", "short texts": "conditioning",
+    "a tenth of the step before": "step_caching", "out x1.02": "guidance",
 }  # fmt: skip
+"""Variant: its word.  Those of the W8A8 that an engine may hide in bf16 are tested apart."""
+
+
+def kind_of(variant: str) -> str:
+    """The dtype of the pipeline that a variant is served from."""
+    if variant.endswith("in bf16"):
+        return "bf16"
+    return {"bf16": "bf16", "fp16": "fp16"}.get(variant, "fp32")
 
 
 @contextmanager
 def changed_by(pipe: Any, variant: str, steps: int) -> Any:
     """Run the body with the pipeline changed as the variant says, and put it back after."""
+    variant = variant.removesuffix(" in bf16")
     transformer = pipe.transformer
     saved = {name: value.clone() for name, value in transformer.state_dict().items()}
     forward, blocks = transformer.forward, getattr(transformer, "transformer_blocks", None)
@@ -110,6 +135,8 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
         transformer.forward = FORWARDS[variant](forward, steps)
     elif variant == "compiled":
         transformer.forward = torch.compile(forward)
+    elif variant == "autocast":
+        transformer.forward = torch.autocast("cpu", torch.bfloat16)(forward)
     elif variant == "skipped block":
         kept = [block for n, block in enumerate(blocks or ()) if n != 2]
         transformer.transformer_blocks = torch.nn.ModuleList(kept)
@@ -117,14 +144,15 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
         from diffusers.hooks import FirstBlockCacheConfig
 
         transformer.enable_cache(FirstBlockCacheConfig(threshold=0.25))
-    elif variant in WEIGHTS:
-        for module in linears(transformer.transformer_blocks if variant == "int4" else transformer):
+    if variant in WEIGHTS:
+        for module in linears(transformer):
             module.weight.data = WEIGHTS[variant](module.weight.data)
-    if variant in ("w8a8", "fp8", "w8a8 and cache"):
-        quantise = fp8 if variant == "fp8" else int8_tensor
+    if variant in ACTIVATIONS:
         for module in linears(transformer):
             handles.append(
-                module.register_forward_pre_hook(lambda _m, args, q=quantise: (q(args[0]),))
+                module.register_forward_pre_hook(
+                    lambda _m, args, q=ACTIVATIONS[variant]: (q(args[0]),)
+                )
             )
     try:
         yield
@@ -136,8 +164,7 @@ def changed_by(pipe: Any, variant: str, steps: int) -> Any:
         if blocks is not None:
             transformer.transformer_blocks = blocks
         transformer.load_state_dict(saved)
-        if "forward" in vars(transformer) and (variant in FORWARDS or variant == "compiled"):
-            del transformer.forward
+        vars(transformer).pop("forward", None)
 
 
 def linears(transformer: Any) -> list[Any]:
@@ -145,23 +172,32 @@ def linears(transformer: Any) -> list[Any]:
     return [m for m in transformer.modules() if isinstance(m, torch.nn.Linear)]
 
 
+def integers(values: torch.Tensor, largest: int, rows: bool = True) -> torch.Tensor:
+    """Rounded to whole numbers up to ``largest``, with a scale for each row or for all."""
+    top = values.abs().amax(-1, keepdim=True) if rows else values.abs().amax()
+    scale = top.clamp_min(1e-8) / largest
+    return (values / scale).round() * scale
+
+
 def int8_rows(values: torch.Tensor) -> torch.Tensor:
     """Rounded to int8 with a scale for each row."""
-    scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
-    return (values / scale).round() * scale
+    return integers(values, 127)
 
 
 def int8_tensor(values: torch.Tensor) -> torch.Tensor:
-    """Rounded to int8 with one scale, for a calibrated range half as large again."""
-    scale = 1.5 * values.abs().amax().clamp_min(1e-8) / 127
-    return (values / scale).round() * scale
+    """Rounded to int8 with one scale."""
+    return integers(values, 127, rows=False)
 
 
-def int4_groups(values: torch.Tensor) -> torch.Tensor:
-    """Rounded to int4 with a scale for each group of 32."""
-    groups = values.reshape(-1, 16)
-    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 7
-    return ((groups / scale).round().clamp(-8, 7) * scale).reshape(values.shape)
+def int4_rows(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to int4 with a scale for each row."""
+    return integers(values, 7)
+
+
+def groups(values: torch.Tensor, largest: int) -> torch.Tensor:
+    """Rounded with a scale for each group of 32 numbers of a row, or of the whole short row."""
+    size = math.gcd(values.shape[-1], 32)
+    return integers(values.reshape(-1, size), largest).reshape(values.shape)
 
 
 def nudged(values: torch.Tensor) -> torch.Tensor:
@@ -176,9 +212,21 @@ def fp8(values: torch.Tensor) -> torch.Tensor:
     return (values / scale).to(torch.float8_e4m3fn).to(values.dtype) * scale
 
 
+def e5m2(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to float8 e5m2 with one scale."""
+    scale = values.abs().amax().clamp_min(1e-8) / 57344
+    return (values / scale).to(torch.float8_e5m2).to(values.dtype) * scale
+
+
 WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "weights 1 %": nudged, "int8 weights": int8_rows, "w8a8": int8_rows,
-    "fp8": fp8, "int4": int4_groups,
+    "weights 1 %": nudged, "int8 weights": int8_rows, "int8 per tensor": int8_tensor,
+    "q8_0": lambda values: groups(values, 127), "w8a8": int8_rows, "w8a8 by tokens": int8_rows,
+    "w8a8 and cache": int8_rows, "fp8": fp8, "fp8 e5m2": e5m2,
+    "int4": lambda values: groups(values, 7), "int4 by rows": int4_rows, "w4a8": int4_rows,
+}  # fmt: skip
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "w8a8": int8_tensor, "w8a8 by tokens": int8_rows, "w8a8 and cache": int8_tensor,
+    "w4a8": int8_rows, "fp8": fp8, "fp8 e5m2": e5m2,
 }  # fmt: skip
 Forward = Callable[..., Any]
 
@@ -306,9 +354,63 @@ def bf16_time(forward: Forward, steps: int) -> Forward:
     return run
 
 
+def time_off(by: float) -> Callable[[Forward, int], Forward]:
+    """The network is told a time that is off by so many thousandths."""
+
+    def make(forward: Forward, steps: int) -> Forward:
+        return lambda **given: forward(**{**given, "timestep": given["timestep"] + by})
+
+    return make
+
+
+def time_of_the_middle(forward: Forward, steps: int) -> Forward:
+    """The network is told the level halfway through the step."""
+    done: list[int] = []
+
+    def run(**given: Any) -> Any:
+        here, after = SCHEDULE[len(done)], SCHEDULE[len(done) + 1]
+        done.append(1)
+        time = torch.full_like(given["timestep"], 500 * (here + after))
+        return forward(**{**given, "timestep": time})
+
+    return run
+
+
+def unshifted_time(forward: Forward, steps: int) -> Forward:
+    """The network is told evenly spaced levels while the sampler takes shifted ones."""
+    done: list[int] = []
+
+    def run(**given: Any) -> Any:
+        time = torch.full_like(given["timestep"], 1000 * (1 - len(done) / steps))
+        done.append(1)
+        return forward(**{**given, "timestep": time})
+
+    return run
+
+
+def blended(forward: Forward, steps: int) -> Forward:
+    """A tenth of each output is that of the step before."""
+    kept: list[torch.Tensor] = []
+
+    def run(**given: Any) -> Any:
+        out = forward(**given)[0]
+        kept.append(0.9 * out + 0.1 * kept[-1] if kept else out)
+        return (kept[-1],)
+
+    return run
+
+
+def scaled(forward: Forward, steps: int) -> Forward:
+    """Outputs that are 2 % too large."""
+    return lambda **given: (1.02 * forward(**given)[0],)
+
+
 FORWARDS: dict[str, Callable[[Forward, int], Forward]] = {
     "reuse 2": reuse(2), "reuse 3": reuse(3), "one reused": one_reused,
     "uncond cached": uncond_cached, "cfg off late": cfg_off_late, "separate passes": separate,
     "sigma_next": next_time, "time before": time_before, "w8a8 and cache": reuse(2),
-    "bf16 time": bf16_time, "extrapolated": extrapolated,
+    "bf16 time": bf16_time, "extrapolated": extrapolated, "time +5": time_off(5),
+    "time +20": time_off(20), "time +50": time_off(50), "time -20": time_off(-20),
+    "time of the middle": time_of_the_middle, "unshifted time": unshifted_time,
+    "a tenth of the step before": blended, "out x1.02": scaled,
 }  # fmt: skip

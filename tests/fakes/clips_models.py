@@ -142,6 +142,7 @@ def ltx2() -> Any:
         cross_attention_dim=16, audio_in_channels=4, audio_out_channels=4,
         audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8,
         num_layers=2, caption_channels=32, rope_double_precision=False, rope_type="split",
+        perturbed_attn=True,
     )  # fmt: skip
     connectors = LTX2TextConnectors(
         caption_channels=32, text_proj_in_factor=3, video_connector_num_attention_heads=4,

@@ -34,8 +34,10 @@ NOTEWORTHY, UNEVEN = 0.2, 2.0
 A_LITTLE_MORE = 1.15  # r of honest bf16 kernels that are not torch's
 MARGIN = 1.2
 TO_THE_BIT, BETTER = 0.2, 0.8
+UNNAMED = ("low_precision", "step_caching", "wrong_model")  # words of the pattern alone
 TEXT = 0.5
-COARSE = 0.1  # guidance that is not known better does not pass
+NOTHING = 0.02
+COARSE = 0.15  # guidance that is not known better does not pass
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def judge(steps: Sequence[Step], candidates: Sequence[Candidate] = ()) -> Judgem
     bands = bands_of(steps)
     found = [fitting.found(rows, bands.median, bands.most) for rows in by_stream(steps)]
     left = min((each.left() for each in found if each is not None), default=math.inf)
-    best = min(candidates, key=lambda candidate: candidate.r, default=None)
+    ways = [candidate for candidate in candidates if candidate.share is None]
+    best = min(ways, key=lambda candidate: candidate.r, default=None)
     if best is not None and best.r <= min(bands.median, BETTER * left):
         told = f"{best.what} fits ({best.r:.2f} x the floor); {_shown(steps)}"
         return Judgement(best.verdict, told)
@@ -137,6 +140,9 @@ def _stream(steps: Sequence[Step], bands: Bands) -> Judgement:
     shown = f"{steps[0].stream}: {_shown(steps)}"
     found = fitting.found(steps, bands.median, bands.most)
     if found is not None:
+        if found.direction.name == "guidance" and _unguided(found.steps):
+            why = "the output is the pass without the prompt: the prompt had no part in it"
+            return Judgement("conditioning", f"{why}; {shown}")
         return Judgement(found.direction.verdict, f"{_told(found, steps)}; {shown}")
     values = [step.r for step in steps]
     if max(values) > bands.most or statistics.median(values) > bands.median:
@@ -159,6 +165,11 @@ def _stream(steps: Sequence[Step], bands: Bands) -> Judgement:
         )
     guidance = f"; guidance as asked to {max(100 * known, 0.1):.1f} %" if known is not None else ""
     return Judgement("pass", f"{shown}{guidance}{_unseen(steps)}")
+
+
+def _unguided(steps: Sequence[Step]) -> bool:
+    """Whether a guidance of zero explains steps: the unconditional pass alone."""
+    return all(abs(step.guidance_fit or 0.0) < NOTHING for step in steps)
 
 
 def honest_bound(steps: Sequence[Step]) -> float | None:
@@ -237,7 +248,7 @@ def needs_candidates(steps: Sequence[Step]) -> bool:
     some may itself be the shadow of another text.
     """
     bands = bands_of(steps)
-    if max(step.r for step in steps) <= bands.suspect:
+    if max(step.r for step in steps) <= bands.suspect and judge(steps).verdict not in UNNAMED:
         return False
     found = [fitting.found(rows, bands.median, bands.most) for rows in by_stream(steps)]
     return not any(each is not None and each.left() <= TO_THE_BIT for each in found)

@@ -35,7 +35,11 @@ __all__ = ["Reference", "Replay", "Replayed", "rescales"]
 DELTA = 1e-3
 FLOOR_STEPS = 4
 SECOND_LOOK = 2
-BIAS_STEPS = 3
+BIAS_STEPS = 2
+# Scales of int8 weights, by row or not, whose errors have nothing to do with each other; the root
+# mean square of six samples is itself known to a third.
+INT8_WAYS = ((True, 127), (True, 120), (True, 113), (True, 106), (False, 127), (False, 113))
+OF_SIX = 1.3
 LEAST_LEFT = 0.05
 MIN_FLOOR = 1e-4  # a model that bf16 does not disturb would make any rounding look large
 
@@ -74,6 +78,7 @@ class Replay:
         self.rulers: dict[Place, Ruler] = {}
         self.rough: dict[Place, Any] = {}
         self.biased: list[dict[Place, Any]] = []
+        self.int8: list[dict[Place, Any]] = []
 
     def _recorded(self, step: int, name: str) -> Any:
         kept = self.reader.get(f"step.{step}.{name}.out")
@@ -189,7 +194,7 @@ class Replay:
         self.tick("time derivative")
         earlier = [self.levels[row] - DELTA for row in rows]
         moved = self.reference.run(self.request, self.course(rows, earlier))
-        weights = self._int8_weights(rows, by_rows=True)
+        weights = self._int8_weights(rows, *INT8_WAYS[0])
         self.tick("int8 activations")
         models = self.reference.models
         with rounding.int8_weights(models, True), rounding.int8_activations(models):
@@ -201,19 +206,19 @@ class Replay:
                 ruler.add("int8", both.outs[name][place] - weights[name, row])
 
     def _calibrate(self) -> None:
-        """Run the reference with int8 weights, by rows and by tensors: what is honest there."""
+        """Run the reference with int8 weights, scaled in several ways: what is honest there."""
         known = sorted({row for _, row in self.rough})
         looked = [row for row in known if "time" in self.rulers[self.streams[0], row].directions]
         rows = sorted([*looked, *(row for row in known if row not in looked)][:BIAS_STEPS])
-        done = {row for each in self.biased for _, row in each}
-        if rest := [row for row in rows if row not in done]:
-            self._int8_weights(rest, by_rows=True)
-        self._int8_weights(rows, by_rows=False)
+        for by_rows, levels in INT8_WAYS[1 if looked else 0 :]:
+            self._int8_weights(rows, by_rows, levels)
 
-    def _int8_weights(self, rows: Sequence[int], by_rows: bool) -> dict[Place, Any]:
+    def _int8_weights(
+        self, rows: Sequence[int], by_rows: bool, levels: int
+    ) -> dict[Place, Any]:  # fmt: skip
         """The outputs of the reference with its weights in int8."""
         self.tick("int8 weights")
-        with rounding.int8_weights(self.reference.models, by_rows):
+        with rounding.int8_weights(self.reference.models, by_rows, levels):
             made = self.reference.run(self.request, self.course(rows))
         found = {
             (name, row): made.outs[name][place]
@@ -221,6 +226,8 @@ class Replay:
             for place, row in enumerate(rows)
         }
         self.biased.append(found)
+        if levels == rounding.LEVELS:
+            self.int8.append(found)
         return found
 
     def _usual(self, name: str, outs: Sequence[Mapping[Place, Any]]) -> dict[str, float]:
@@ -265,21 +272,23 @@ class Replay:
     ) -> Step:  # fmt: skip
         out, wanted, ruler = self.outs[name][row], exact.outs[name][row], self.rulers[name, row]
         far, floor = relative(out, wanted), self.floor[name][row]
-        biased = [each[name, row] for each in self.biased if (name, row) in each]
-        weights = [relative(each, wanted) / floor for each in biased]
+        int8 = [each[name, row] for each in self.int8 if (name, row) in each]
+        weights = [relative(each, wanted) / floor for each in int8]
         readings = ruler.read(out)
         usual = self._usual_weights(name, exact)
         found = {}
         for key, reading in readings.items():
             # Whatever is left without the direction is what can have put something into it.
-            left = max(LEAST_LEFT, reading.rest)
+            ours = 0.0 if self.reference.exact == "float32" else 1.0
+            left = max(LEAST_LEFT, ours, reading.rest)
             chance = self._chance(name, row, reading)
-            found[key] = Fit(
-                off=reading.off,
-                residual=reading.rest,
-                noise=chance * left * max(1.0, noise.get(key, 1.0)),
-                bias=chance * bias[key] * weight_part(left, usual) if key in bias else None,
-            )
+            rounding_part = chance * left * max(1.0, noise.get(key, 1.0))
+            weights_part = None
+            if key in bias:
+                weights_part = OF_SIX * chance * bias[key] * weight_part(left, usual)
+            if ours:  # a bf16 text is wrong in the same way at every step
+                weights_part = math.hypot(weights_part or 0.0, rounding_part)
+            found[key] = Fit(reading.off, reading.rest, rounding_part, weights_part)
         return Step(
             stream=name, step=self.picked[row], r=far / floor, rel_l2=far,
             cosine=cosine(out, wanted), floor=floor, guidance_fit=ruler.guidance(out),

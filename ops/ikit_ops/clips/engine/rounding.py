@@ -19,17 +19,20 @@ LEAST = 1e-8
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def int8(values: torch.Tensor, rows: bool) -> torch.Tensor:
-    """Rounded to int8 and back, with one scale for each row (or token), or one for all."""
+def int8(values: torch.Tensor, rows: bool, levels: int = LEVELS) -> torch.Tensor:
+    """Rounded to int8 and back, with one scale for each row (or token), or one for all.
+
+    ``levels``: the whole number that the largest value becomes.
+    """
     largest = values.abs().amax(-1, keepdim=True) if rows else values.abs().amax()
-    scale = largest.float().clamp_min(LEAST) / LEVELS
+    scale = largest.float().clamp_min(LEAST) / levels
     return ((values.float() / scale).round() * scale).to(values.dtype)
 
 
 @contextmanager
-def int8_weights(models: Sequence[Any], rows: bool) -> Iterator[None]:
+def int8_weights(models: Sequence[Any], rows: bool, levels: int = LEVELS) -> Iterator[None]:
     """Run the body with every linear layer's weight rounded to int8."""
-    with _weights(models, lambda weight: int8(weight, rows), (torch.nn.Linear,)):
+    with _weights(models, lambda weight: int8(weight, rows, levels), (torch.nn.Linear,)):
         yield
 
 
@@ -63,7 +66,7 @@ def in_float32(models: Sequence[Any]) -> Iterator[None]:
     handles = [
         layer.register_forward_pre_hook(widen, with_kwargs=True)
         for model in models
-        for layer in _leaves(model)
+        for layer in (model, *_leaves(model))
     ]
     try:
         with _weights(models, lambda weight: weight.float(), (torch.nn.Module,)):
@@ -107,7 +110,10 @@ def _weights(models: Sequence[Any], change: Change, kinds: tuple[type, ...]) -> 
             each.data = data
 
     handles = [layer.register_forward_pre_hook(before) for layer in layers]
-    handles += [layer.register_forward_hook(after, always_call=True) for layer in layers]
+    # What was put on last comes off first: changes of several kinds may lie on one layer.
+    handles += [
+        layer.register_forward_hook(after, prepend=True, always_call=True) for layer in layers
+    ]
     try:
         yield
     finally:
