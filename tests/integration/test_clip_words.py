@@ -305,6 +305,20 @@ def test_the_reference_is_loaded_once_where_the_memory_does_not_hold_it_twice(
     assert (references.free_bytes("cpu") or 0) > 1 << 20
 
 
+def test_the_free_memory_is_that_of_the_control_group_where_it_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "CONTROL_GROUP", tmp_path)
+    whole = references.free_bytes("cpu")
+    (tmp_path / "memory.max").write_text("max", encoding="ascii")
+    (tmp_path / "memory.current").write_text("5000000", encoding="ascii")
+    assert references.free_bytes("cpu") == pytest.approx(whole, rel=0.2)
+    (tmp_path / "memory.max").write_text("7000000", encoding="ascii")
+    assert references.free_bytes("cpu") == 2_000_000
+    (tmp_path / "memory.max").write_text("4000000", encoding="ascii")
+    assert references.free_bytes("cpu") == 0
+
+
 def test_a_header_that_is_none_counts_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 16)
     (tmp_path / "b.safetensors").write_bytes((4).to_bytes(8, "little") + b"nope")

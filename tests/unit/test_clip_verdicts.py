@@ -339,3 +339,48 @@ def test_steps_come_back_from_json_as_they_were() -> None:
         "stream", "step", "r", "rel_l2", "cosine", "floor", "guidance_fit",
     ]  # fmt: skip
     assert Step(**told) == row
+
+
+def test_an_error_that_lies_where_texts_move_the_output_is_another_text() -> None:
+    far = steps(24, 31, 35)
+    unknown = Candidate("conditioning", "a text that is not known here", 14.0, share=0.66)
+    found = judge(far, [unknown])
+    assert found.verdict == "conditioning"
+    assert "66 % of what is off is what texts change" in found.detail
+    little = Candidate("conditioning", "a text that is not known here", 1.2, share=0.2)
+    assert judge(far, [little]).verdict == "wrong_model"
+
+
+def test_an_output_without_the_prompt_is_no_guidance_but_another_conditioning() -> None:
+    rows = [
+        step(5.0, n, guidance_fit=0.001, fits={"guidance": Fit(-1.0, 0.1, 0.01, 0.01)})
+        for n in range(3)
+    ]
+    found = judge(rows)
+    assert found.verdict == "conditioning"
+    assert "the prompt had no part in it" in found.detail
+
+
+def test_guidance_that_is_known_too_coarsely_does_not_pass() -> None:
+    rows = [fitted(1.0, 1.0, 1.0, n, noise=0.2, bias=0.05) for n in range(4)]
+    found = judge(rows)
+    assert found.verdict == "inconclusive"
+    assert "known to" in found.detail and "larger clip" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("modality", "modality guidance is 1.100 x"), ("stg", "stg guidance is 1.100 x"),
+     ("rescale", "rescale is 1.100 x"), ("scale", "the output is 1.100 x")],
+)  # fmt: skip
+def test_every_scale_that_is_off_is_named(name: str, shown: str) -> None:
+    held = {name: Fit(0.1, 0.02, 0.003, 0.003)}
+    found = judge(steps(1.4, 1.7, 1.6, fits=held))
+    assert found.verdict == "guidance"
+    assert shown in found.detail
+
+
+def test_a_little_of_a_direction_and_nothing_else_is_enough_in_two_steps() -> None:
+    held = {"rescale": Fit(0.003, 0.01, 0.0001)}
+    assert judge(steps(0.3, 0.2, 0.25, fits=held)).verdict == "guidance"
+    assert judge(steps(0.1, 0.05, 0.08, fits=held)).verdict == "pass"

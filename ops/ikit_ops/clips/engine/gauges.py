@@ -12,7 +12,6 @@ and where none is, that fit tells of passes that were combined in another way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,9 +178,16 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _least_squares(
     columns: Sequence[torch.Tensor], target: torch.Tensor
 ) -> tuple[torch.Tensor, float, list[float]]:
-    """Least squares: the coefficients, the size of what is left, and their deviations."""
+    """Least squares: the coefficients, the size of what is left, and their deviations.
+
+    By the normal equations, in float64 and with columns of unit length: they are few, and may
+    have millions of numbers.
+    """
     matrix = torch.stack(list(columns), dim=1)
-    solved: Any = torch.linalg.lstsq(matrix, target[:, None]).solution.flatten()
+    lengths = matrix.norm(dim=0).clamp_min(1e-300)
+    matrix = matrix / lengths
+    inverse: Any = torch.linalg.pinv(matrix.T @ matrix, hermitian=True)
+    solved = inverse @ (matrix.T @ target)
     rest = float((target - matrix @ solved).norm())
-    inverse = torch.linalg.pinv(matrix.T @ matrix, hermitian=True)
-    return solved, rest, [math.sqrt(max(0.0, float(each))) for each in inverse.diagonal()]
+    spread = inverse.diagonal().clamp_min(0.0).sqrt() / lengths
+    return solved / lengths, rest, spread.tolist()

@@ -13,8 +13,6 @@ does not hold both, it is loaded in bfloat16 alone and computes in float32 layer
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -29,6 +27,7 @@ from ikit_ops.clips.engine.steering import Course, Steering
 BOTH_BYTES = 4 + 2  # of each weight: float32 and bfloat16
 MARGIN = 1.15  # beside the weights: activations, buffers
 MAX_HEADER = 100 << 20
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class Reference:
@@ -195,15 +194,23 @@ def weights(folder: Path) -> int:
 
 
 def free_bytes(device: str) -> int | None:
-    """The memory that a device has left, in bytes; None where it does not tell."""
+    """The memory that a device has left, in bytes; None where it does not tell.
+
+    Of the processor's memory, what this machine has left or this control group, if that is less.
+    """
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
-    if sys.platform != "linux":
-        return None
     try:
-        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        told = {line.split(":")[0]: line.split()[1] for line in lines}
-        return max(pages, int(told["MemAvailable"]) * 1024)
+        told = {line.split(":")[0]: line.split()[1] for line in lines if ":" in line}
+        free = int(told["MemAvailable"]) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return None
+    try:
+        whole, used = (
+            int((CONTROL_GROUP / name).read_text(encoding="ascii"))
+            for name in ("memory.max", "memory.current")
+        )
+    except (OSError, ValueError):
+        return free  # no limit, which is told as "max"
+    return min(free, max(0, whole - used))
