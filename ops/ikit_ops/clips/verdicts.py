@@ -50,8 +50,8 @@ MEANING = {
 }
 NOT_TOLD_APART = (
     "within bf16 noise the check cannot tell int8 weight-only, fp16 or weights that differ by "
-    "1 % from bf16, nor anything else that stays within 1.5 x the floor: of W8A8 with int8 "
-    "activations scaled token by token, that of a part of the layers or of bf16 kernels may"
+    "1 % from bf16, nor anything else that stays within 1.5 x the floor, as W8A8 does with int8 "
+    "activations that are scaled token by token in a part of the layers"
 )
 FROM_BF16 = (
     "the memory does not hold the reference in float32: it computed in float32 from bf16 weights "
