@@ -52,6 +52,7 @@ class Scheduler(RecordingFlowMatchEuler):
 def serve(
     pipe: Any, asked: Mapping[str, Any], dumps: Path, mp4: bytes | None = None,
     variant: str = "fp32", recipe: Mapping[str, Any] = RECIPE,
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Make a clip's steps with the variant and write its dump; the dump's path."""
     shapes, kinds = pipelines.shapes(pipe, asked), pipelines.dtypes(pipe)
@@ -67,7 +68,7 @@ def serve(
     if variant == "bf16 latents":
         kinds = dict.fromkeys(kinds, ("BF16", "BF16"))
     streams = {name: (shape, kinds[name]) for name, shape in shapes.items()}
-    with StepRecorder(asked, dumps, streams=streams) as recorder:
+    with StepRecorder(asked, dumps, streams=streams, metadata=metadata) as recorder:
         sink = RecorderSink(recorder, pipelines.unpackers(pipe, asked))
         pipe.scheduler = Scheduler.of(own, sink)
         pipe.scheduler.halved = variant == "bf16 latents"

@@ -325,3 +325,17 @@ def test_clips_of_very_few_steps_are_replayed_too(
     assert clips_words.word_of(path, reference, asked, 0)[0] == "pass"
     path = clips_engine.serve(pipes["fp32"], asked, tmp_path, variant="stale prompt")
     assert clips_words.word_of(path, reference, asked, 0)[0] == "conditioning"
+
+
+def test_a_reference_that_cannot_be_loaded_is_told_before_any_clip(
+    tmp_path: Path, pipes: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(8)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path)
+    clip = {"index": 0, "dump": str(path), "video": "none", "request": asked, "steps": [0, 5]}
+    heard = Told()
+    config = {"reference": str(tmp_path), "recipe": {}, "device": "cpu", "clips": [clip]}
+    found = task.run(config, heard)
+    assert "model_index.json" in found["problem"]
+    assert found["clips"] == {}
+    assert heard.what == ["loading the reference"]

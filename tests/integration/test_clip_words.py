@@ -5,6 +5,7 @@ These run in a Python with torch and diffusers (``make clips``); elsewhere they 
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,41 @@ def test_a_compiled_engine_is_honest(tmp_path: Path, reference: Reference, pipes
     path = clips_engine.serve(pipes["bf16"], asked, tmp_path, variant="compiled")
     verdict, why = word_of(path, reference, asked, 0)
     assert verdict == "pass", why
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"negative_prompt": "red kite turns"}, {"max_sequence_length": 4},
+     {"negative_prompt": "red kite turns", "max_sequence_length": 4}],
+)  # fmt: skip
+def test_a_recipe_that_the_dump_itself_names_is_tried(
+    tmp_path: Path, reference: Reference, pipes: Pipes, told: dict[str, Any]
+) -> None:
+    asked = clips_engine.request(1, prompt="green kite falls")
+    followed = {**clips_engine.RECIPE, **told}
+    path = clips_engine.serve(
+        pipes["fp32"], asked, tmp_path, recipe=followed, metadata={"recipe": json.dumps(followed)}
+    )
+    verdict, why = word_of(path, reference, asked, 1)
+    assert verdict == "conditioning"
+    assert "the recipe that the dump itself names fits" in why[0]
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["", "[", "[]", "3", "[" * 100_000, '{"negative_prompt": 3, "max_sequence_length": "x"}',
+     '{"max_sequence_length": -1}', '{"max_sequence_length": 1e400}',
+     json.dumps({"negative_prompt": "x" * 100_000}), '{"max_sequence_length": 4096}'],
+)  # fmt: skip
+def test_a_recipe_in_a_dump_that_is_none_changes_nothing(
+    tmp_path: Path, reference: Reference, pipes: Pipes, told: str
+) -> None:
+    asked = clips_engine.request(1, prompt=prompt_of(1), steps=3)
+    path = clips_engine.serve(
+        pipes["fp32"], asked, tmp_path, variant="skipped block", metadata={"recipe": told}
+    )
+    verdict, why = word_of(path, reference, asked, 1)
+    assert verdict == "wrong_model", why
 
 
 # --- LTX-2 and Wan ---------------------------------------------------------------------------
