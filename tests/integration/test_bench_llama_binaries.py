@@ -128,7 +128,9 @@ def test_llama_bench_decodes_behind_the_prompt_after_the_warm_up_that_was_asked(
     assert record.get("data", "flags", "n_depth") == SMALL["prompt_len"]
     rows = record.get("data", "rounds")
     assert [row["index"] for row in rows] == [4, 5, 6], "of six repetitions the last three"
-    assert rows[0]["t_end"] <= rows[1]["t_start"]
+    # A start is when its line was read: on a busy machine that is late, but never out of order.
+    assert rows[0]["t_start"] <= rows[1]["t_start"] <= rows[2]["t_start"]
+    assert all(row["t_start"] < row["t_end"] for row in rows)
     assert "samples nothing" in record.get("data", "notes")[0]
     assert record.get("data", "tokens") is None
     done = [progress.done for progress in seen]
