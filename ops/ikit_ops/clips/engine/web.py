@@ -120,7 +120,9 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(refused.status, refused.told)
         except queue.Full:
             self._answer(429, {"error": "the queue is full"}, {"Retry-After": "5"})
-        except Exception:
+        except (
+            Exception
+        ):  # whatever it is: a client that gets no answer cannot tell it from a crash
             LOG.exception("request %s failed", self.request_id)
             self._answer(500, {"error": "the server failed; its log says why, under this id"})
 
