@@ -24,6 +24,12 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 WEIGHTS = Path(__file__).parents[1] / "data" / "clips" / "ltx_small.safetensors"
 CHANNELS = 16
 TOKENS = 24
+LTX2_RECIPE = {
+    "negative_prompt": "blurry", "max_sequence_length": 24,
+    "call": {"audio_guidance_scale": 5.0, "guidance_rescale": 0.7, "stg_scale": 1.0,
+             "spatio_temporal_guidance_blocks": [1], "modality_scale": 2.0},
+}  # fmt: skip
+"""How the tiny LTX-2 is run: guidance of every kind."""
 
 
 def byte_tokenizer(side: str = "right") -> PreTrainedTokenizerFast:

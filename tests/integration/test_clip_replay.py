@@ -26,12 +26,6 @@ from ikit_ops.clips.engine.replay import Reference, Replay
 from ikit_ops.clips.reader import DumpReader
 from ikit_ops.clips.recorder import StepDumpError
 
-LTX2_RECIPE = {
-    "negative_prompt": "blurry", "max_sequence_length": 24,
-    "call": {"audio_guidance_scale": 5.0, "guidance_rescale": 0.7, "stg_scale": 1.0,
-             "spatio_temporal_guidance_blocks": [1], "modality_scale": 2.0},
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
@@ -82,7 +76,7 @@ def test_other_pipelines_are_served_recorded_and_replayed(
 ) -> None:
     folder = tmp_path / "model"
     getattr(clips_models, name)().save_pretrained(folder)
-    recipe = LTX2_RECIPE if name == "ltx2" else {"max_sequence_length": 24}
+    recipe = clips_models.LTX2_RECIPE if name == "ltx2" else {"max_sequence_length": 24}
     frames = 17 if name == "ltx2" else 9
     asked = clips_engine.request(
         3, width=64, height=64, num_frames=frames, steps=6, audio=name == "ltx2"
@@ -114,8 +108,10 @@ def test_wrong_guidance_of_ltx2_is_found_through_its_rescale(tmp_path: Path) -> 
     clips_models.ltx2().save_pretrained(folder)
     asked = clips_engine.request(3, width=64, height=64, num_frames=17, steps=6, audio=True)
     pipe = pipelines.load(folder, torch.float32, "cpu")
-    path = clips_engine.serve(pipe, asked, tmp_path, variant="cfg x1.1", recipe=LTX2_RECIPE)
-    reference = Reference(folder, "cpu", LTX2_RECIPE)
+    path = clips_engine.serve(
+        pipe, asked, tmp_path, variant="cfg x1.1", recipe=clips_models.LTX2_RECIPE
+    )
+    reference = Reference(folder, "cpu", clips_models.LTX2_RECIPE)
     with DumpReader(path) as reader:
         done = Replay(reader, reference, asked, range(6), lambda what: None).run()
     assert judge.judge(done.steps).verdict == "guidance"

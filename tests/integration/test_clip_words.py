@@ -28,11 +28,6 @@ from ikit_ops.clips.reader import DumpReader
 
 SEEDS = int(os.environ.get("IKIT_TEST_CLIP_SEEDS", "3"))
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LTX2_RECIPE = {
-    "negative_prompt": "blurry", "max_sequence_length": 24,
-    "call": {"audio_guidance_scale": 5.0, "guidance_rescale": 0.7, "stg_scale": 1.0,
-             "spatio_temporal_guidance_blocks": [1], "modality_scale": 2.0},
-}  # fmt: skip
 WAN_RECIPE = {"max_sequence_length": 24}
 Pipes = dict[str, Any]
 
@@ -61,7 +56,7 @@ def pipes(ltx: Path) -> Pipes:
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Reference, Pipes]]:
     """LTX-2 and Wan: a reference, and the pipelines that are served."""
     made = {}
-    for name, recipe in (("ltx2", LTX2_RECIPE), ("wan", WAN_RECIPE)):
+    for name, recipe in (("ltx2", clips_models.LTX2_RECIPE), ("wan", WAN_RECIPE)):
         folder = tmp_path_factory.mktemp(name) / "model"
         getattr(clips_models, name)().save_pretrained(folder)
         loaded = {k: pipelines.load(folder, d, "cpu") for k, d in KINDS.items() if k != "fp16"}
@@ -244,7 +239,7 @@ def test_a_dishonest_wan_gets_its_word(
 def test_noise_in_the_audio_alone_is_seen_beside_a_clean_video(tmp_path: Path, others: Any) -> None:
     reference, pipes = others["ltx2"]
     asked = small("ltx2", 1)
-    path = clips_engine.serve(pipes["fp32"], asked, tmp_path, recipe=LTX2_RECIPE)
+    path = clips_engine.serve(pipes["fp32"], asked, tmp_path, recipe=clips_models.LTX2_RECIPE)
     steps = clips_words.replayed(path, reference, asked, 1).steps
     assert judge.judge(steps).verdict == "pass"
     with DumpReader(path) as reader:
